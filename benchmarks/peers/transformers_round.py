@@ -1,0 +1,151 @@
+"""The work of `antiphon bench round` in transformers: one static batch, its DynamicCache kept between rounds.
+
+Round 1 prefills the shards in sub-batches and keeps their cache; every round then sends one suffix to all shards as one
+batch, decodes greedily with end tokens ignored, and crops the cache back to the shards. Prints one JSON object.
+Loading a GGUF file needs `accelerate`; weights are dequantised, so the products are dense ones in `--dtype`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, GgufConfig
+
+
+@dataclass(frozen=True)
+class PeerRound:
+    """One round's times and counts. Prefill takes in the suffix and gives the first new token; steps give the rest."""
+
+    seconds: float
+    prefill_seconds: float
+    prefill_tokens: int
+    prefill_tokens_per_second: float
+    decode_seconds: float
+    decode_tokens: int
+    decode_tokens_per_second: float
+
+
+def main() -> int:
+    """Load, warm up, run the rounds of the token file, print the result."""
+    arguments = _arguments()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    work = json.loads(arguments.tokens.read_text())
+    start = time.perf_counter()
+    model = load_model(arguments.model, getattr(torch, arguments.dtype))
+    load_seconds = time.perf_counter() - start
+    prefixes = torch.tensor(work["prefixes"])
+    with torch.inference_mode():
+        model(prefixes[:1, :64], logits_to_keep=1)
+        rounds, replies = run_rounds(model, prefixes, work["suffixes"], work["new_tokens"], arguments.prefill_tokens)
+    result = {
+        "engine": f"transformers {transformers.__version__}",
+        "torch": torch.__version__,
+        "dtype": arguments.dtype,
+        "attention": model.config._attn_implementation,
+        "threads": torch.get_num_threads(),
+        "load_seconds": load_seconds,
+        "rounds": [asdict(round_) for round_ in rounds],
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "replies": replies,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def load_model(path: Path, dtype: torch.dtype) -> Any:
+    """A GGUF file (dequantised to dense weights) or a safetensors folder, with torch's sdpa attention."""
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    if path.suffix == ".gguf":
+        folder = str(path.parent)
+        options |= {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+    else:
+        folder = str(path)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **options)
+    model.train(False)
+    found = {parameter.dtype for parameter in model.parameters()}
+    if found != {dtype}:
+        raise SystemExit(f"transformers_round: weights are {found}, {dtype} was asked")
+    return model
+
+
+def run_rounds(
+    model: Any, prefixes: torch.Tensor, suffixes: list[list[int]], num_new_tokens: int, num_prefill_tokens: int
+) -> tuple[list[PeerRound], list[list[list[int]]]]:
+    """All rounds over `prefixes` [shards, tokens]; also each round's replies, [rounds][shards][new tokens]."""
+    num_shards, num_prefix_tokens = prefixes.shape
+    start = time.perf_counter()
+    cache = read_shards(model, prefixes, max(1, num_prefill_tokens // num_prefix_tokens))
+    num_read_tokens = prefixes.numel()
+    rounds, replies = [], []
+    for suffix in suffixes:
+        batch = torch.tensor([suffix]).expand(num_shards, -1)
+        output = model(batch, past_key_values=cache, logits_to_keep=1)
+        next_ids = output.logits[:, -1].argmax(-1, keepdim=True)
+        after_prefill = time.perf_counter()
+        taken = [next_ids]
+        for _ in range(num_new_tokens - 1):
+            output = model(next_ids, past_key_values=cache, logits_to_keep=1)
+            next_ids = output.logits[:, -1].argmax(-1, keepdim=True)
+            taken.append(next_ids)
+        end = time.perf_counter()
+        cache.crop(num_prefix_tokens - cache.get_seq_length())
+        num_prefill = num_read_tokens + batch.numel()
+        rounds.append(_round(start, after_prefill, end, num_prefill, num_shards * (num_new_tokens - 1)))
+        replies.append(torch.cat(taken, dim=1).tolist())
+        num_read_tokens, start = 0, time.perf_counter()
+    return rounds, replies
+
+
+def read_shards(model: Any, prefixes: torch.Tensor, num_rows: int) -> DynamicCache:
+    """Prefill `num_rows` shards at a time, and join the parts' caches to one of all shards."""
+    parts = []
+    for batch in torch.split(prefixes, num_rows):
+        part = DynamicCache(config=model.config)
+        model(batch, past_key_values=part, logits_to_keep=1)
+        parts.append(part)
+    if len(parts) == 1:
+        return parts[0]
+    joined = DynamicCache(config=model.config)
+    for index in range(len(parts[0].layers)):
+        layers: list[Any] = [part.layers[index] for part in parts]
+        joined.update(torch.cat([layer.keys for layer in layers]), torch.cat([layer.values for layer in layers]), index)
+        for layer in layers:
+            layer.reset()
+    return joined
+
+
+def _round(start: float, after_prefill: float, end: float, num_prefill: int, num_decode: int) -> PeerRound:
+    prefill_seconds, decode_seconds = after_prefill - start, end - after_prefill
+    return PeerRound(
+        seconds=end - start,
+        prefill_seconds=prefill_seconds,
+        prefill_tokens=num_prefill,
+        prefill_tokens_per_second=num_prefill / prefill_seconds,
+        decode_seconds=decode_seconds,
+        decode_tokens=num_decode,
+        decode_tokens_per_second=num_decode / decode_seconds if num_decode else 0.0,
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a .gguf file or a safetensors folder")
+    parser.add_argument("--tokens", type=Path, required=True, help="JSON: prefixes, suffixes, new_tokens")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--prefill-tokens", type=int, default=4096, help="most tokens of a sub-batch in the reading")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+// The one bindings file: raw addresses in, nothing of torch compiled in. kernels/native.py checks what is passed.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <string>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "cpu/linear.h"
+
+namespace py = pybind11;
+using namespace antiphon::cpu;
+
+namespace {
+
+template <typename T>
+T* pointer(std::uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Storage parse_storage(const std::string& name) {
+  if (name == "float32") return Storage::kFloat32;
+  if (name == "bfloat16") return Storage::kBfloat16;
+  throw py::value_error("storage is '" + name + "', it must be float32 or bfloat16");
+}
+
+// The forms this machine can run, the best first.
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) names.push_back("avx2");
+#endif
+  names.push_back("portable");
+  return names;
+}
+
+const TileTable& parse_isa(const std::string& name) {
+  for (const std::string& supported : supported_isas()) {
+    if (supported != name) continue;
+#if defined(__x86_64__)
+    if (name == "avx2") return kAvx2Tiles;
+#endif
+    return kPortableTiles;
+  }
+  throw py::value_error("instruction set '" + name + "' is unknown or not on this machine");
+}
+
+// Asks for huge pages on the whole 2 MiB pages inside [address, address + num_bytes). A hint: failure changes nothing.
+void advise_huge_pages(std::uintptr_t address, std::size_t num_bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kHuge = std::uintptr_t{2} << 20;
+  const std::uintptr_t first = (address + kHuge - 1) / kHuge * kHuge;
+  const std::uintptr_t end = (address + num_bytes) / kHuge * kHuge;
+  if (first < end) madvise(pointer<void>(first), end - first, MADV_HUGEPAGE);
+#else
+  (void)address;
+  (void)num_bytes;
+#endif
+}
+
+void bind_pack_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
+                    const std::string& storage, std::uintptr_t packed, int num_threads) {
+  const Storage parsed = parse_storage(storage);
+  py::gil_scoped_release release;
+  pack_rows(pointer<const float>(rows), first_row, num_rows, num_k, parsed, pointer<void>(packed), num_threads);
+}
+
+// A packed linear layer: checked and resolved once, called many times.
+class Linear {
+ public:
+  Linear(std::uintptr_t packed, std::uintptr_t bias, std::ptrdiff_t num_columns, std::ptrdiff_t num_k,
+         const std::string& storage, const std::string& isa)
+      : tiles_(parse_isa(isa)),
+        weight_{pointer<const void>(packed), num_columns, num_k, parse_storage(storage)},
+        bias_(pointer<const float>(bias)) {}
+
+  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t y, int num_threads) const {
+    py::gil_scoped_release release;
+    linear(tiles_, weight_, bias_, pointer<const float>(x), num_rows, pointer<float>(y), num_threads);
+  }
+
+ private:
+  const TileTable& tiles_;
+  PackedWeight weight_;
+  const float* bias_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Antiphon's C++ kernels. Call them through antiphon.kernels.native, which checks dtypes, shapes and strides.";
+  m.attr("PANEL_COLUMNS") = kPanelColumns;
+  m.def("supported_isas", &supported_isas);
+  m.def("advise_huge_pages", &advise_huge_pages, py::arg("address"), py::arg("num_bytes"));
+  m.def("pack_rows", &bind_pack_rows, py::arg("rows"), py::arg("first_row"), py::arg("num_rows"), py::arg("num_k"),
+        py::arg("storage"), py::arg("packed"), py::arg("num_threads"));
+  py::class_<Linear>(m, "Linear")
+      .def(py::init<std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, const std::string&,
+                    const std::string&>(),
+           py::arg("packed"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"), py::arg("storage"),
+           py::arg("isa"))
+      .def("run", &Linear::run, py::arg("x"), py::arg("num_rows"), py::arg("y"), py::arg("num_threads"));
+}

@@ -1,0 +1,217 @@
+// Blocking and threads of the CPU linear kernel. Nothing here can change a bit of the result: see linear.h.
+#include "cpu/linear.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace antiphon::cpu {
+namespace {
+
+constexpr std::ptrdiff_t kChunkBytes = 6 << 20;  // packed x of one chunk: stays in a third-level cache
+constexpr std::ptrdiff_t kCacheRows = 144;              // rows whose block of x (144 KiB) stays in a second-level cache
+constexpr std::ptrdiff_t kPanelsPerTask = 8;            // 8 panel blocks (128 KiB) stay there beside it
+
+std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
+
+std::uint16_t round_to_bfloat16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// Where column `column` of a panel stands in a line of bfloat16.
+std::ptrdiff_t bfloat16_place(std::ptrdiff_t column) {
+  return column < kPanelColumns / 2 ? 2 * column : 2 * (column - kPanelColumns / 2) + 1;
+}
+
+void pack_panel(const float* rows, std::ptrdiff_t num_columns, std::ptrdiff_t num_k, Storage storage, void* panel) {
+  if (storage == Storage::kFloat32) {
+    float* out = static_cast<float*>(panel);
+    for (std::ptrdiff_t k = 0; k < num_k; ++k) {
+      for (std::ptrdiff_t column = 0; column < kPanelColumns; ++column) {
+        out[k * kPanelColumns + column] = column < num_columns ? rows[column * num_k + k] : 0.0f;
+      }
+    }
+    return;
+  }
+  std::uint16_t* out = static_cast<std::uint16_t*>(panel);
+  for (std::ptrdiff_t k = 0; k < num_k; ++k) {
+    for (std::ptrdiff_t column = 0; column < kPanelColumns; ++column) {
+      out[k * kPanelColumns + bfloat16_place(column)] =
+          column < num_columns ? round_to_bfloat16(rows[column * num_k + k]) : 0;
+    }
+  }
+}
+
+// A buffer that each calling thread keeps and grows, at most kChunkBytes, or kCacheRows rows if those take more: allocating it anew
+// for each call costs more in page faults than the packing itself.
+class Workspace {
+ public:
+  float* at_least(std::ptrdiff_t num_floats) {
+    if (num_floats > num_floats_) {
+      data_.reset();
+      num_floats_ = 0;
+      data_.reset(static_cast<float*>(::operator new(sizeof(float) * num_floats, kAlignment)));
+      num_floats_ = num_floats;
+    }
+    return data_.get();
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(float* data) const { ::operator delete(data, kAlignment); }
+  };
+  std::unique_ptr<float, Free> data_;
+  std::ptrdiff_t num_floats_ = 0;
+};
+
+// One call's shapes, and the tile at (rows, panel, block of k).
+struct Call {
+  const TileTable& tiles;
+  const PackedWeight& weight;
+  const float* bias;
+  float* y;
+
+  std::ptrdiff_t num_panels() const { return ceil_div(weight.num_columns, kPanelColumns); }
+  std::ptrdiff_t num_blocks() const { return std::max<std::ptrdiff_t>(1, ceil_div(weight.num_k, kBlockK)); }
+  std::ptrdiff_t block_k(std::ptrdiff_t block) const { return std::min(kBlockK, weight.num_k - block * kBlockK); }
+
+  const char* panel_block(std::ptrdiff_t panel, std::ptrdiff_t block) const {
+    const std::ptrdiff_t line = panel * weight.num_k + block * kBlockK;
+    return static_cast<const char*>(weight.data) + line * kPanelColumns * bytes();
+  }
+
+  std::ptrdiff_t bytes() const { return static_cast<std::ptrdiff_t>(element_bytes(weight.storage)); }
+
+  void run(const float* a, bool packed, std::ptrdiff_t row, std::ptrdiff_t rows, std::ptrdiff_t panel,
+           std::ptrdiff_t block, const char* prefetch, std::ptrdiff_t prefetch_bytes) const {
+    Tile tile;
+    tile.a = a;
+    tile.a_row_stride = weight.num_k;
+    tile.b = panel_block(panel, block);
+    tile.num_k = block_k(block);
+    tile.c = y + row * weight.num_columns + panel * kPanelColumns;
+    tile.c_row_stride = weight.num_columns;
+    tile.num_columns = std::min(kPanelColumns, weight.num_columns - panel * kPanelColumns);
+    tile.accumulate = block > 0;
+    tile.bias = bias != nullptr && block + 1 == num_blocks() ? bias + panel * kPanelColumns : nullptr;
+    tile.prefetch = prefetch;
+    tile.prefetch_bytes = prefetch_bytes;
+    tiles.functions[static_cast<int>(weight.storage)][packed][rows - 1](tile);
+  }
+};
+
+// Few rows: x is read where it lies, and each thread streams whole panels from memory, once.
+void linear_few_rows(const Call& call, const float* x, std::ptrdiff_t num_rows, int num_threads) {
+  const std::ptrdiff_t num_panels = call.num_panels();
+  const std::ptrdiff_t num_blocks = call.num_blocks();
+#pragma omp parallel for schedule(dynamic, 4) num_threads(num_threads)
+  for (std::ptrdiff_t panel = 0; panel < num_panels; ++panel) {
+    for (std::ptrdiff_t block = 0; block < num_blocks; ++block) {
+      call.run(x + block * kBlockK, false, 0, num_rows, panel, block, nullptr, 0);
+    }
+  }
+}
+
+// x of one chunk, packed so that it is read in one direction: [blocks of k][row blocks][k of the block][rows of it].
+struct PackedChunk {
+  float* data;
+  std::ptrdiff_t num_rows;
+  std::ptrdiff_t num_k;
+
+  std::ptrdiff_t rows_at(std::ptrdiff_t row) const { return std::min(kMaxTileRows, num_rows - row); }
+
+  float* at(std::ptrdiff_t row, std::ptrdiff_t block) const {
+    const std::ptrdiff_t first_k = block * kBlockK;
+    return data + first_k * num_rows + row * std::min(kBlockK, num_k - first_k);
+  }
+
+  // Packs the row block that starts at `row` from x[num_rows, K].
+  void pack(const float* x, std::ptrdiff_t row) const {
+    const std::ptrdiff_t rows = rows_at(row);
+    for (std::ptrdiff_t first_k = 0; first_k < num_k; first_k += kBlockK) {
+      float* out = at(row, first_k / kBlockK);
+      const std::ptrdiff_t end_k = std::min(num_k, first_k + kBlockK);
+      for (std::ptrdiff_t k = first_k; k < end_k; ++k) {
+        for (std::ptrdiff_t i = 0; i < rows; ++i) *out++ = x[(row + i) * num_k + k];
+      }
+    }
+  }
+};
+
+// One task of many rows: some panels x all rows of the chunk. Loops, outermost first: rows that fit the second-level
+// cache, blocks of k, panels (their block in the first-level cache), row blocks.
+void run_panels(const Call& call, const PackedChunk& chunk, std::ptrdiff_t first_row, std::ptrdiff_t first_panel,
+                std::ptrdiff_t end_panel) {
+  for (std::ptrdiff_t cached = 0; cached < chunk.num_rows; cached += kCacheRows) {
+    const std::ptrdiff_t end_row = std::min(chunk.num_rows, cached + kCacheRows);
+    const std::ptrdiff_t num_row_blocks = ceil_div(end_row - cached, kMaxTileRows);
+    for (std::ptrdiff_t block = 0; block < call.num_blocks(); ++block) {
+      const std::ptrdiff_t block_bytes = call.block_k(block) * kPanelColumns * call.bytes();
+      const std::ptrdiff_t share = ceil_div(ceil_div(block_bytes, num_row_blocks), 128) * 128;
+      for (std::ptrdiff_t panel = first_panel; panel < end_panel; ++panel) {
+        const char* next = panel + 1 < end_panel ? call.panel_block(panel + 1, block) : nullptr;
+        for (std::ptrdiff_t row = cached; row < end_row; row += kMaxTileRows) {
+          call.run(chunk.at(row, block), true, first_row + row, chunk.rows_at(row), panel, block, next,
+                   next != nullptr ? share : 0);
+          if (next != nullptr) next += share;
+        }
+      }
+    }
+  }
+}
+
+void linear_many_rows(const Call& call, const float* x, std::ptrdiff_t num_rows, int num_threads) {
+  const std::ptrdiff_t num_k = call.weight.num_k;
+  const std::ptrdiff_t fitting = kChunkBytes / (4 * num_k) / kCacheRows * kCacheRows;
+  const std::ptrdiff_t chunk_rows = std::min(num_rows, std::max(kCacheRows, fitting));
+  const std::ptrdiff_t num_panels = call.num_panels();
+  const std::ptrdiff_t num_tasks = ceil_div(num_panels, kPanelsPerTask);
+  thread_local Workspace workspace;
+  float* packed = workspace.at_least(chunk_rows * num_k);
+#pragma omp parallel num_threads(num_threads)
+  for (std::ptrdiff_t first_row = 0; first_row < num_rows; first_row += chunk_rows) {
+    const PackedChunk chunk{packed, std::min(chunk_rows, num_rows - first_row), num_k};
+    const std::ptrdiff_t num_row_blocks = ceil_div(chunk.num_rows, kMaxTileRows);
+    if (first_row > 0) {
+#pragma omp barrier  // the last chunk is still being read until every thread is here
+    }
+#pragma omp for schedule(dynamic, 4)
+    for (std::ptrdiff_t row_block = 0; row_block < num_row_blocks; ++row_block) {
+      chunk.pack(x + first_row * num_k, row_block * kMaxTileRows);
+    }
+#pragma omp for schedule(dynamic, 1) nowait
+    for (std::ptrdiff_t task = 0; task < num_tasks; ++task) {
+      const std::ptrdiff_t first_panel = task * kPanelsPerTask;
+      run_panels(call, chunk, first_row, first_panel, std::min(num_panels, first_panel + kPanelsPerTask));
+    }
+  }
+}
+
+}  // namespace
+
+void pack_rows(const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
+               Storage storage, void* packed, int num_threads) {
+  const std::ptrdiff_t panel_bytes = kPanelColumns * num_k * static_cast<std::ptrdiff_t>(element_bytes(storage));
+#pragma omp parallel for schedule(static) num_threads(num_threads)
+  for (std::ptrdiff_t row = 0; row < num_rows; row += kPanelColumns) {
+    char* panel = static_cast<char*>(packed) + (first_row + row) / kPanelColumns * panel_bytes;
+    pack_panel(rows + row * num_k, std::min(kPanelColumns, num_rows - row), num_k, storage, panel);
+  }
+}
+
+void linear(const TileTable& tiles, const PackedWeight& weight, const float* bias, const float* x,
+            std::ptrdiff_t num_rows, float* y, int num_threads) {
+  const Call call{tiles, weight, bias, y};
+  if (num_rows <= kMaxTileRows) {
+    if (num_rows > 0) linear_few_rows(call, x, num_rows, num_threads);
+  } else {
+    linear_many_rows(call, x, num_rows, num_threads);
+  }
+}
+
+}  // namespace antiphon::cpu

@@ -1,0 +1,132 @@
+"""`PagePool`: pages of keys and values, counted by reference. `KVCache`: the memory that the pages are places in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from antiphon.engine.config import ModelConfig
+from antiphon.engine.errors import AntiphonError, CapacityError
+from antiphon.kernels.ops import KernelSet
+
+PAGE_TOKENS = 64
+
+
+def num_pages_for(num_tokens: int) -> int:
+    """Pages that hold `num_tokens` tokens."""
+    return -(-num_tokens // PAGE_TOKENS)
+
+
+class PagePool:
+    """Which pages are free, and how many owners each held page has.
+
+    Consecutive pages are preferred: attention then reads them as one view.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._num_free = num_pages
+        self._counts = [0] * num_pages
+        self._cursor = 0
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return self._num_free
+
+    def num_owners(self, page: int) -> int:
+        """How many owners a page has; 0 is free."""
+        return self._counts[page]
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Takes `num_pages` free pages, each with one owner; raises `CapacityError` and takes none if too few are."""
+        if num_pages > self._num_free:
+            raise CapacityError(f"kv pages: {num_pages} asked for, {self._num_free} of {self.num_pages} are free")
+        pages = self._consecutive(num_pages) or self._scattered(num_pages)
+        for page in pages:
+            self._counts[page] = 1
+        self._num_free -= num_pages
+        return pages
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """Adds an owner to each page."""
+        for page in pages:
+            if self._counts[page] < 1:
+                raise AntiphonError(f"kv pages: page {page} is free, it cannot get another owner")
+            self._counts[page] += 1
+
+    def release(self, pages: Iterable[int]) -> list[int]:
+        """Takes an owner from each page; returns the pages that became free."""
+        freed = []
+        for page in pages:
+            if self._counts[page] < 1:
+                raise AntiphonError(f"kv pages: page {page} is free already")
+            self._counts[page] -= 1
+            if self._counts[page] == 0:
+                freed.append(page)
+        self._num_free += len(freed)
+        return freed
+
+    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
+        """Raises unless `holders` (every owner's pages) account for every reference, and free + held = total."""
+        expected = Counter(page for pages in holders for page in pages)
+        for page, count in enumerate(self._counts):
+            if count != expected.get(page, 0):
+                raise AntiphonError(f"kv pages: page {page} has {count} owners on the books, {expected[page]} in use")
+        held = sum(1 for count in self._counts if count)
+        if held + self._num_free != self.num_pages:
+            raise AntiphonError(f"kv pages: {held} held + {self._num_free} free are not {self.num_pages}")
+
+    def _consecutive(self, num_pages: int) -> list[int] | None:
+        """The first run of free pages from the cursor on (next fit), then from the start; None if there is none."""
+        for first, last in ((self._cursor, self.num_pages), (0, self.num_pages)):
+            length = 0
+            for page in range(first, last):
+                length = 0 if self._counts[page] else length + 1
+                if length == num_pages:
+                    self._cursor = page + 1
+                    return list(range(page + 1 - num_pages, page + 1))
+        return [] if num_pages == 0 else None
+
+    def _scattered(self, num_pages: int) -> list[int]:
+        free = (page for page in range(self.num_pages) if not self._counts[page])
+        return [next(free) for _ in range(num_pages)]
+
+
+class KVCache:
+    """Keys and values of a pool's pages, `[layers, kv_heads, num_pages * PAGE_TOKENS, head_dim]` each.
+
+    Memory is taken from the system page by page as it is first written. With `poison`, freed pages are
+    filled with NaN, so that reading one shows.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, dtype: torch.dtype, kernels: KernelSet, *, poison: bool = False
+    ) -> None:
+        shape = (config.num_layers, config.num_kv_heads, num_pages * PAGE_TOKENS, config.head_dim)
+        self.k = torch.empty(shape, dtype=dtype)
+        self.v = torch.empty(shape, dtype=dtype)
+        self._copy_pages = kernels.copy_pages
+        self._poison = poison
+        if poison:
+            self.poison_pages(range(num_pages))
+
+    @staticmethod
+    def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+        """Bytes of one page of keys and values over all layers."""
+        return PAGE_TOKENS * config.kv_bytes_per_token(dtype.itemsize)
+
+    def copy_pages(self, source: list[int], target: list[int]) -> None:
+        """Copies whole pages, keys and values, in every layer."""
+        for pool in (self.k, self.v):
+            self._copy_pages(pool, PAGE_TOKENS, source, target)
+
+    def poison_pages(self, pages: Iterable[int]) -> None:
+        """Fills freed pages with NaN (only with `poison`)."""
+        if self._poison:
+            for page in pages:
+                span = slice(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS)
+                self.k[:, :, span] = float("nan")
+                self.v[:, :, span] = float("nan")

@@ -1,0 +1,154 @@
+"""The C++ kernels for the CPU: what they need, who serves, and the packed linear layer.
+
+The linear kernel sums every output element in one fixed order (csrc/cpu/linear.h), so that a row of the result has the
+same bits whatever rows stand beside it, however many threads compute it and however the work was cut.
+
+The instruction set is picked at run time, the best that this machine has; `ANTIPHON_CPU_ISA=avx2|portable` overrides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Storage = Literal["float32", "bfloat16"]
+
+ISA_VARIABLE = "ANTIPHON_CPU_ISA"
+_KNOWN_ISAS = ("avx2", "portable")
+_PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
+
+
+def available() -> str | None:
+    """None when the native kernels serve on this machine, else the reason why they do not."""
+    try:
+        _load()
+    except ImportError as error:
+        return (
+            f"the C++ extension is not there ({error}); install g++ 11 or newer, then install Antiphon again "
+            "(`pip install -e .` in a clone)"
+        )
+    return None
+
+
+def supported_isas() -> tuple[str, ...]:
+    """The instruction sets that this machine can run, the best first. ImportError without the extension."""
+    return tuple(_load().supported_isas())
+
+
+def isa() -> str:
+    """The instruction set in use: `avx2` or `portable`. ValueError if ANTIPHON_CPU_ISA asks for what is not there."""
+    supported = supported_isas()
+    asked = os.environ.get(ISA_VARIABLE)
+    if not asked:
+        return supported[0]
+    if asked not in _KNOWN_ISAS:
+        raise ValueError(f"{ISA_VARIABLE} is {asked!r}; it must be one of {', '.join(_KNOWN_ISAS)}, or unset")
+    if asked not in supported:
+        raise ValueError(f"{ISA_VARIABLE} is {asked!r}, but this machine has only {', '.join(supported)}")
+    return asked
+
+
+def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "float32") -> NativePackedLinear:
+    """Packs `weight [N, K]` (float32, bfloat16 or float16, on the CPU) and `bias [N]` for the native linear kernel.
+
+    `storage` is what the packed weight is kept in: float32 (exact), or bfloat16 (half the bytes, rounded to nearest
+    even). Beside weight and packed weight at most 512 rows in float32 are held. TypeError or ValueError for anything
+    else, before any work; RuntimeError when the extension is not there.
+    """
+    reason = available()
+    if reason is not None:
+        raise RuntimeError(reason)
+    _check_weight(weight, bias, storage)
+    packed = _pack(weight.detach(), storage)
+    kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
+    return NativePackedLinear(packed, kept_bias, num_columns=weight.shape[0], num_k=weight.shape[1], storage=storage)
+
+
+class NativePackedLinear:
+    """`y = x @ weight^T (+ bias)` on a weight packed once by `pack_linear`; x and y float32. Immutable."""
+
+    def __init__(self, packed: Tensor, bias: Tensor | None, *, num_columns: int, num_k: int, storage: Storage) -> None:
+        self.in_features = num_k
+        self.out_features = num_columns
+        self.storage = storage
+        self.isa = isa()
+        self._packed = packed  # keeps the memory alive that the kernel's addresses point to
+        self._bias = bias
+        bias_address = 0 if bias is None else bias.data_ptr()
+        self._kernel = _load().Linear(packed.data_ptr(), bias_address, num_columns, num_k, storage, self.isa)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the packed weight and the bias."""
+        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """`x [..., in_features]` to `[..., out_features]`, both float32 on the CPU, `out` contiguous.
+
+        Every element of the result depends on its own row of x alone, bitwise. TypeError or ValueError, before any
+        work, for another dtype, device or shape. Runs without the interpreter's lock, on torch's number of threads.
+        """
+        self._check_operand("x", x, self.in_features)
+        x = x.contiguous()
+        shape = (*x.shape[:-1], self.out_features)
+        if out is None:
+            out = torch.empty(shape, dtype=torch.float32)
+        else:
+            self._check_operand("out", out, self.out_features)
+            if tuple(out.shape) != shape or not out.is_contiguous():
+                raise ValueError(f"out is {tuple(out.shape)} with strides {out.stride()}; need contiguous {shape}")
+        num_rows = out.numel() // self.out_features
+        self._kernel.run(x.data_ptr(), num_rows, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    __call__ = forward
+
+    def _check_operand(self, name: str, operand: Tensor, features: int) -> None:
+        if operand.dtype != torch.float32 or operand.device.type != "cpu":
+            raise TypeError(f"{name} is {operand.dtype} on {operand.device}; this layer takes float32 on the CPU")
+        if operand.dim() < 1 or operand.shape[-1] != features:
+            raise ValueError(f"{name} is {tuple(operand.shape)}; its last size must be {features}")
+
+
+def _load() -> ModuleType:
+    # After `import torch`: torch's libgomp is then the one that the extension binds to, and both share its threads.
+    return importlib.import_module("antiphon.kernels._native")
+
+
+def _check_weight(weight: Tensor, bias: Tensor | None, storage: str) -> None:
+    if storage not in get_args(Storage):
+        raise ValueError(f"storage is {storage!r}; it must be float32 or bfloat16")
+    for name, tensor, dims in (("weight", weight, 2), ("bias", bias, 1)):
+        if tensor is None:
+            continue
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) or tensor.device.type != "cpu":
+            raise TypeError(
+                f"{name} is {tensor.dtype} on {tensor.device}; need float32, bfloat16 or float16 on the CPU"
+            )
+        if tensor.dim() != dims:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}; it must have {dims} dimension(s)")
+    if 0 in weight.shape:
+        raise ValueError(f"weight is {tuple(weight.shape)}; neither size may be 0")
+    if bias is not None and bias.shape[0] != weight.shape[0]:
+        raise ValueError(f"bias is {tuple(bias.shape)}; weight {tuple(weight.shape)} needs ({weight.shape[0]},)")
+
+
+def _pack(weight: Tensor, storage: Storage) -> Tensor:
+    """`[ceil(N / 16), K, 16]` in `storage`; the order inside a line is the kernel's own."""
+    native = _load()
+    num_columns, num_k = weight.shape
+    num_panels = -(-num_columns // native.PANEL_COLUMNS)
+    dtype = torch.float32 if storage == "float32" else torch.bfloat16
+    packed = torch.empty(num_panels, num_k, native.PANEL_COLUMNS, dtype=dtype)
+    native.advise_huge_pages(packed.data_ptr(), packed.nbytes)
+    for first in range(0, num_columns, _PACK_ROWS):
+        rows = weight[first : first + _PACK_ROWS].to(torch.float32).contiguous()
+        native.pack_rows(
+            rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr(), torch.get_num_threads()
+        )
+    return packed

@@ -1,0 +1,100 @@
+"""Every operation in plain torch: the oracle that fast kernels are tested against, and the last that serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from antiphon.kernels.ops import AttentionPlan, PackedLinear, Run
+
+
+@dataclass(frozen=True)
+class PlainLinear:
+    """The weight as it is: `[out, in]` row-major."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held, bias included."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x @ weight.T + bias`; a narrower weight is widened."""
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    """See `ops.PackLinear`."""
+    return PlainLinear(weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `ops.RmsNorm`. Rounds as transformers' Qwen2RMSNorm does: to x's dtype before the weight."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates `x [tokens, heads, head_dim]`: its first half by cos, its second half against it by sin."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def rotary_and_store(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor
+) -> Tensor:
+    """See `ops.RotaryAndStore`."""
+    k_pool[:, slots] = rotate(k, cos, sin).transpose(0, 1).to(k_pool.dtype)
+    v_pool[:, slots] = v.transpose(0, 1).to(v_pool.dtype)
+    return rotate(q, cos, sin)
+
+
+def gather_runs(pool: Tensor, runs: tuple[Run, ...]) -> Tensor:
+    """Keys or values of all runs in order, `[kv_heads, tokens, head_dim]`; a view where there is one run."""
+    parts = [pool[:, run.first_slot : run.first_slot + run.num_tokens] for run in runs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan) -> Tensor:
+    """See `ops.PagedAttention`. Scores of a row are written out whole, in fp32."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_groups = num_heads // k_pool.shape[0]
+    out = torch.empty(num_tokens, num_heads, head_dim, dtype=q.dtype)
+    for row in plan.rows:
+        keys = gather_runs(k_pool, row.context + row.own).float().repeat_interleave(num_groups, 0)
+        values = gather_runs(v_pool, row.context + row.own).float().repeat_interleave(num_groups, 0)
+        queries = q[row.start : row.stop].float().transpose(0, 1)
+        scores = queries @ keys.transpose(1, 2) * head_dim**-0.5
+        num_queries, num_keys = scores.shape[1:]
+        seen = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), dim=-1)
+        out[row.start : row.stop] = (weights @ values).transpose(0, 1).to(q.dtype)
+    return out.reshape(num_tokens, num_heads * head_dim)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """See `ops.SiluAndMul`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def copy_pages(pool: Tensor, page_tokens: int, source: list[int], target: list[int]) -> None:
+    """See `ops.CopyPages`."""
+    paged = pool.view(*pool.shape[:2], -1, page_tokens, pool.shape[-1])
+    paged[:, :, target] = paged[:, :, source]
+
+
+def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: int) -> Tensor:
+    """See `ops.LogProb`. 64 rows of logits at a time."""
+    parts = []
+    for start in range(0, hidden.shape[0], 64):
+        logits = head(hidden[start : start + 64])[:, :vocab_size].float()
+        chosen = logits.gather(1, targets[start : start + 64, None]).squeeze(1)
+        parts.append(chosen - torch.logsumexp(logits, dim=-1))
+    return torch.cat(parts) if parts else torch.empty(0)

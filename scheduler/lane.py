@@ -1,0 +1,374 @@
+"""`Lane`: one model's rows, from waiting to retired. The core gives it a step at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from antiphon.engine.batch import Phase
+from antiphon.engine.errors import AbortedError, AntiphonError, CapacityError, InputError
+from antiphon.engine.grammar import GrammarState
+from antiphon.engine.pages import PAGE_TOKENS, num_pages_for
+from antiphon.engine.prefix_store import PrefixStore
+from antiphon.engine.random_numbers import row_identity
+from antiphon.engine.runner import ModelRunner, StepOutput
+from antiphon.engine.sampler import Sampled, SampleRow, sample
+from antiphon.scheduler.plan import Piece, cut_pieces, num_scores, plan_batch
+from antiphon.scheduler.row import FinishReason, Row, RowKind
+
+# After this many steps for other kinds of rows, a less urgent kind gets one: nothing starves.
+_AGEING_STEPS = 16
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What an owner's last row left: pages that hold `token_ids`."""
+
+    pages: list[int]
+    token_ids: list[int]
+
+
+class Lane:
+    """Rows of one model. Only the core's thread calls it.
+
+    A row is in exactly one place: `waiting` (lacks pages), `live` (has pages, is stepped) or `held` (its gate has not
+    decided; has pages unless a waiting row needed them).
+    """
+
+    def __init__(
+        self, name: str, runner: ModelRunner, store: PrefixStore, eos_ids: frozenset[int], *, step_tokens: int
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.num_steps = 0
+        self._runner = runner
+        self._eos_ids = eos_ids
+        self._step_tokens = step_tokens
+        self._waiting: dict[RowKind, deque[Row]] = {kind: deque() for kind in RowKind}
+        self._live: dict[RowKind, list[Row]] = {kind: [] for kind in RowKind}
+        self._held: list[Row] = []
+        self._kept: dict[object, _Kept] = {}
+        self._steps_since = dict.fromkeys(RowKind, 0)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something. Held rows wait for other rows, not for a step."""
+        return any(self._waiting.values()) or any(self._live.values())
+
+    def urgency(self) -> RowKind:
+        """The most urgent kind of row that waits for a step."""
+        return min(kind for kind in RowKind if self._waiting[kind] or self._live[kind])
+
+    def submit(self, row: Row) -> None:
+        """Takes a row, with what was kept for its owner; fails it at once, and alone, where it could never fit."""
+        self._take_kept(row)
+        refusal = self._refusal(row)
+        if refusal is not None:
+            self._fail(row, refusal)
+            return
+        row.identity = row_identity(row.token_ids)
+        row.phase = Phase.READ if row.kind is RowKind.READ else Phase.EXTEND
+        self._waiting[row.kind].append(row)
+
+    def step(self) -> bool:
+        """Admits what fits and runs one batch. False where nothing could run: then the first waiting row was failed."""
+        self._admit()
+        picked = self._pick()
+        while picked is None and self._make_room():
+            self._admit()
+            picked = self._pick()
+        if picked is None:
+            self._fail_stalled()
+            return False
+        phase, pieces = picked
+        self.num_steps += 1
+        self._age(pieces[0].row.kind)
+        try:
+            output = self._runner.launch(plan_batch(phase, pieces)).result()
+            self._commit(phase, pieces, output)
+        except Exception as error:  # one bad batch must not end the others' rows
+            for piece in pieces:
+                self._fail(piece.row, error)
+        return True
+
+    def resume(self, row: Row) -> None:
+        """A gate's decision: the row goes on with the first token it sampled."""
+        self._held.remove(row)
+        if row.pages:
+            self._live[row.kind].append(row)
+        else:
+            row.phase = Phase.EXTEND
+            self._waiting[row.kind].append(row)
+        self._take_token(row, row.first_token_id)
+
+    def retire(self, row: Row) -> None:
+        """A gate's decision: the row ends with its suffix."""
+        self._held.remove(row)
+        self._live[row.kind].append(row)
+        self._finish(row, FinishReason.GATED)
+
+    def abort(self, rows: Sequence[Row], error: AbortedError | None = None) -> None:
+        """Ends these rows, wherever they are."""
+        for row in rows:
+            if not row.future.done():
+                self._fail(row, error or AbortedError("the row was aborted"))
+
+    def abort_all(self, error: AbortedError) -> None:
+        """Ends every row, even where the pages' books are wrong by now."""
+        for row in self._rows():
+            with suppress(AntiphonError):
+                self.abort([row], error)
+
+    def drop_kept(self, owner: object) -> None:
+        """Ends what runs for `owner`, and releases what was kept for it."""
+        self.abort([row for row in self._rows() if row.owner is owner])
+        if owner in self._kept:
+            self.store.release(self._kept.pop(owner).pages)
+
+    def check_integrity(self) -> None:
+        """Raises unless rows, sessions and the store account for every page."""
+        rows = [row.pages for row in self._rows()]
+        self.store.pool.check_integrity([*rows, *self.store.holders(), *(kept.pages for kept in self._kept.values())])
+
+    def _rows(self) -> list[Row]:
+        return [row for group in (*self._waiting.values(), *self._live.values(), self._held) for row in group]
+
+    def _refusal(self, row: Row) -> AntiphonError | None:
+        """Why this row could never run, or would end others' rows with its own."""
+        known = row.context_tokens if row.prefix is None else row.prefix.num_tokens
+        pending = row.token_ids[known:]
+        if not pending:
+            return InputError(f"{self.name}: a row of {len(row.token_ids)} tokens has none to compute, give it one")
+        if min(pending) < 0 or max(pending) >= self._runner.num_input_ids:
+            return InputError(
+                f"{self.name}: token ids must lie from 0 to {self._runner.num_input_ids - 1}, a row has "
+                f"{min(pending)} to {max(pending)}"
+            )
+        needed = num_pages_for(row.max_tokens)
+        if needed > self.store.pool.num_pages:
+            return CapacityError(
+                f"{self.name}: a row of {row.max_tokens} tokens needs {needed} KV pages, the whole pool has "
+                f"{self.store.pool.num_pages}. Raise --memory or ask for fewer tokens."
+            )
+        return None
+
+    def _take_kept(self, row: Row) -> None:
+        """Gives the row what was kept for its owner. Where the owner never took its last row's result (it was cancelled
+        just then) the tokens differ: the pages are given up, and full ones are found again by `match_cached`."""
+        kept = self._kept.pop(row.owner, None)
+        if kept is None:
+            return
+        num_tokens = len(kept.token_ids)
+        if num_tokens < len(row.token_ids) and row.token_ids[:num_tokens] == kept.token_ids:
+            row.pages, row.context_tokens, row.cached_tokens = kept.pages, num_tokens, num_tokens
+        else:
+            self.store.release(kept.pages)
+
+    def _admit(self) -> None:
+        for kind in RowKind:
+            queue = self._waiting[kind]
+            while queue:
+                row = queue[0]
+                try:
+                    if not self._take_pages(row):
+                        return  # a less urgent row must not take the pages that this one waits for
+                except AntiphonError as error:  # its prefix was released while it waited
+                    self._fail(row, error)
+                    continue
+                self._live[kind].append(queue.popleft())
+
+    def _take_pages(self, row: Row) -> bool:
+        """Gives a row all the pages it can come to need; False, with nothing taken, where they are not free."""
+        held = list(row.pages)
+        try:
+            if row.prefix is not None and not row.pages:
+                row.pages = self.store.fork(row.prefix)
+                row.context_tokens = row.cached_tokens = row.prefix.num_tokens
+            elif row.use_cached and not row.pages:
+                row.pages = self.store.match_cached(row.token_ids)
+                row.context_tokens = row.cached_tokens = len(row.pages) * PAGE_TOKENS
+            missing = num_pages_for(row.max_tokens) - len(row.pages)
+            row.pages = row.pages + self.store.allocate(max(0, missing))
+        except CapacityError:
+            self.store.release(row.pages[len(held) :])
+            row.pages = held
+            if not held:
+                row.context_tokens = row.cached_tokens = 0
+            return False
+        return True
+
+    def _pick(self) -> tuple[Phase, list[Piece]] | None:
+        """Driver rows, then suffixes and decode rows of the oldest round, then shard reads; all but the first age."""
+        kinds = [kind for kind in RowKind if self._live[kind]]
+        aged = [kind for kind in kinds if self._steps_since[kind] >= _AGEING_STEPS]
+        if not kinds:
+            return None
+        rows = self._live[(aged or kinds)[0]]
+        oldest = min(row.order for row in rows)
+        for phase in (Phase.READ, Phase.EXTEND, Phase.DECODE):
+            ready = [row for row in rows if row.phase is phase]
+            if phase is Phase.EXTEND:
+                ready.sort(key=lambda row: row.order)
+                if ready and ready[0].order != oldest:
+                    continue
+            if ready:
+                return phase, cut_pieces(ready, self._step_tokens)
+        return None
+
+    def _age(self, picked: RowKind) -> None:
+        for kind, rows in self._live.items():
+            self._steps_since[kind] = self._steps_since[kind] + 1 if rows and kind is not picked else 0
+
+    def _make_room(self) -> bool:
+        """Nothing is live and the first waiting row lacks pages: takes those of an idle conversation, of a row that a
+        gate holds, or of a row that waits behind it. What they held is computed again. False if nobody has any."""
+        waiting = [row for kind in RowKind for row in self._waiting[kind]]
+        if not waiting:
+            return False
+        if self._kept:
+            self.store.release(self._kept.pop(next(iter(self._kept))).pages)
+            return True
+        for row in (*reversed(self._held), *reversed(waiting[1:])):
+            if row.pages:
+                self.store.release(row.pages)
+                row.pages, row.context_tokens, row.cached_tokens = [], 0, 0
+                row.score_stop = row.score_stop if row in waiting else 0  # a held row has its scores already
+                return True
+        return False
+
+    def _commit(self, phase: Phase, pieces: Sequence[Piece], output: StepOutput) -> None:
+        scores = output.scores.tolist()
+        sampling: list[Row] = []
+        for piece in pieces:
+            row = piece.row
+            count = num_scores(piece)
+            row.scores += scores[:count]
+            del scores[:count]
+            completes = piece.completes
+            row.context_tokens += piece.num_tokens
+            if phase is not Phase.DECODE:
+                row.prefill_tokens += piece.num_tokens
+            if completes and phase is Phase.READ:
+                self._finish(row, FinishReason.READ)
+            elif completes:
+                sampling.append(row)
+        if sampling:
+            self._sample(sampling, output.logits)
+
+    def _sample(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
+        masks: dict[object, NDArray[np.bool_]] = {}
+        requests = [
+            SampleRow(
+                row.params,
+                row.token_ids,
+                row.new_token_ids,
+                row.identity,
+                len(row.token_ids),
+                None if row.grammar is None else _shared_mask(masks, row.grammar),
+            )
+            for row in rows
+        ]
+        for index, (row, sampled) in enumerate(zip(rows, sample(logits, requests), strict=True)):
+            self._take_sampled(row, sampled, logits[index])
+
+    def _take_sampled(self, row: Row, sampled: Sampled, logits: torch.Tensor) -> None:
+        if sampled.error is not None:
+            self._fail(row, AntiphonError(sampled.error))
+            return
+        if row.params.num_logprobs is not None:
+            row.logprobs.append(sampled.logprob)
+        if row.phase is Phase.EXTEND:
+            row.phase = Phase.DECODE
+            if row.params.max_new_tokens == 0 and row.gate is None:
+                self._finish(row, FinishReason.LENGTH)
+                return
+            if row.gate is not None:
+                row.first_token_id = sampled.token_id
+                self._live[row.kind].remove(row)
+                self._held.append(row)
+                row.gate(row, logits)
+                return
+        self._take_token(row, sampled.token_id)
+
+    def _take_token(self, row: Row, token_id: int) -> None:
+        """Appends a token and what the grammar forces after it; ends the row where it has to end."""
+        ends = token_id in self._eos_ids and not row.params.ignore_eos
+        forced: list[int] = []
+        if row.grammar is not None and not ends:
+            try:
+                forced = row.grammar.accept(token_id)
+            except AntiphonError as error:
+                self._fail(row, error)
+                return
+        room = row.params.max_new_tokens - len(row.new_token_ids)
+        taken = [token_id, *forced][:room]
+        if row.params.num_logprobs is not None:
+            row.logprobs += [0.0] * (len(taken) - 1)  # what the grammar forces is certain under it
+        row.token_ids += taken
+        row.new_token_ids += taken
+        if ends or (row.grammar is not None and row.grammar.finished):
+            self._finish(row, FinishReason.STOP)
+        elif len(row.new_token_ids) >= row.params.max_new_tokens:
+            self._finish(row, FinishReason.LENGTH)
+
+    def _finish(self, row: Row, reason: FinishReason) -> None:
+        self._forget(row)
+        prefix = None
+        if row.declare_pinned is not None:
+            prefix = self.store.declare(row.token_ids, row.pages, pinned=row.declare_pinned)
+            row.pages = []
+        if row.owner is not None:
+            self._keep(row)
+        self.store.release(row.pages)
+        row.pages = []
+        row.future.set_result(row.result(reason, prefix))
+
+    def _keep(self, row: Row) -> None:
+        """Moves the computed pages to the row's owner, and lets later prompts find the full ones."""
+        num_pages = num_pages_for(row.context_tokens)
+        self._kept[row.owner] = _Kept(row.pages[:num_pages], row.token_ids[: row.context_tokens])
+        self.store.insert_cached(row.token_ids[: row.context_tokens], row.pages[:num_pages])
+        row.pages = row.pages[num_pages:]
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        """The one place where a row that did not end well gives back what it holds."""
+        self._forget(row)
+        pages, row.pages = row.pages, []
+        try:
+            self.store.release(pages)
+        finally:
+            if not row.future.done():
+                row.future.set_exception(error)
+
+    def _forget(self, row: Row) -> None:
+        for group in (self._waiting[row.kind], self._live[row.kind], self._held):
+            if row in group:
+                group.remove(row)
+
+    def _fail_stalled(self) -> None:
+        """Nothing is live and the first waiting row has no pages: waiting longer would not help it."""
+        waiting = [row for kind in RowKind for row in self._waiting[kind]]
+        if waiting:
+            row, pool = waiting[0], self.store.pool
+            self._fail(
+                row,
+                CapacityError(
+                    f"{self.name}: a row needs {num_pages_for(row.max_tokens)} KV pages, {pool.num_free} of "
+                    f"{pool.num_pages} are free and the rest is pinned by prefixes. Raise --memory, or release "
+                    f"a corpus."
+                ),
+            )
+
+
+def _shared_mask(masks: dict[object, NDArray[np.bool_]], grammar: GrammarState) -> NDArray[np.bool_]:
+    """One mask per distinct grammar state and step."""
+    key = grammar.key
+    if key not in masks:
+        masks[key] = grammar.allowed()
+    return masks[key]

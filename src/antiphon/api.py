@@ -1,0 +1,160 @@
+"""`Engine`: both models in one process behind one small interface; `ask`: one question, one call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from antiphon.assembly import Assembly, EngineOptions, assemble
+from antiphon.corpus import Corpus, read_corpus
+from antiphon.document import Document
+from antiphon.engine.errors import AntiphonError
+from antiphon.events import EventSink, ModelLoaded, ignore_event
+from antiphon.loaded_model import LoadedModel
+from antiphon.methods.options import ParSerOptions
+from antiphon.methods.parser import ParSer
+from antiphon.results import Answer
+from antiphon.scheduler.session import Session
+
+T = TypeVar("T")
+
+
+class Engine:
+    """Two models, one budget, one core. `async with Engine(options) as engine:` loads, runs and closes it.
+
+    With `worker_only` no driver is loaded: the worker plays both roles (rounds without a method).
+    """
+
+    def __init__(
+        self, options: EngineOptions | None = None, on_event: EventSink = ignore_event, *, worker_only: bool = False
+    ) -> None:
+        self.options = options or EngineOptions()
+        self.load_seconds = 0.0
+        self._on_event = on_event
+        self._roles = 1 if worker_only else 2
+        self._assembly: Assembly | None = None
+
+    async def __aenter__(self) -> Engine:
+        loop = asyncio.get_running_loop()
+
+        def loaded(role: str, name: str, seconds: float) -> None:
+            loop.call_soon_threadsafe(self._on_event, ModelLoaded(role, name, seconds))
+
+        started = time.perf_counter()
+        self._assembly = await asyncio.to_thread(assemble, self.options, loaded, roles=self._roles)
+        self.load_seconds = time.perf_counter() - started
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    @property
+    def assembly(self) -> Assembly:
+        """The running parts: core, models, ledger."""
+        if self._assembly is None:
+            raise AntiphonError("the engine is not open: use `async with Engine(...) as engine`")
+        return self._assembly
+
+    @property
+    def worker(self) -> LoadedModel:
+        """The model that reads shards."""
+        return self.assembly.worker
+
+    @property
+    def driver(self) -> LoadedModel:
+        """The model that reasons."""
+        return self.assembly.driver
+
+    def session(self, role: str = "driver") -> Session:
+        """A new conversation with the driver, or with the worker."""
+        return (self.driver if role == "driver" else self.worker).session()
+
+    async def register(
+        self,
+        document: Document,
+        *,
+        shard_tokens: int,
+        shard_overlap: int = 0,
+        worker_instructions: str,
+        on_event: EventSink = ignore_event,
+    ) -> Corpus:
+        """Has the worker read a document, shard by shard; the corpus answers any number of rounds until released."""
+        return await read_corpus(
+            document,
+            self.worker,
+            self.driver,
+            shard_tokens=shard_tokens,
+            shard_overlap=shard_overlap,
+            worker_instructions=worker_instructions,
+            on_event=on_event,
+        )
+
+    def close(self) -> None:
+        """Ends the core: rows that are under way are aborted."""
+        if self._assembly is not None:
+            self._assembly.core.close()
+            self._assembly = None
+
+
+async def ask_async(
+    paths: str | Path | Sequence[str | Path] | Document,
+    question: str,
+    *,
+    engine: EngineOptions | None = None,
+    options: ParSerOptions | None = None,
+    on_event: EventSink = ignore_event,
+) -> Answer:
+    """Reads the document and answers one question with ParSer, on an engine of its own."""
+    started = time.perf_counter()
+    document = paths if isinstance(paths, Document) else Document.from_paths(_as_list(paths))
+    async with Engine(engine, on_event) as running:
+        answer = await ParSer(running, options).ask(document, question, on_event)
+        answer.seconds.load = running.load_seconds
+    answer.seconds.total = time.perf_counter() - started
+    return answer
+
+
+def ask(
+    paths: str | Path | Sequence[str | Path] | Document,
+    question: str,
+    *,
+    engine: EngineOptions | None = None,
+    options: ParSerOptions | None = None,
+    on_event: EventSink = ignore_event,
+) -> Answer:
+    """`ask_async` for plain code; works inside a running event loop (a notebook) too."""
+    return run_sync(ask_async(paths, question, engine=engine, options=options, on_event=on_event))
+
+
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine to its end, on a thread of its own where this one already runs a loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(asyncio.run(work))
+        except BaseException as error:  # handed to the waiting caller
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="antiphon-ask")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _as_list(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    return [paths] if isinstance(paths, str | Path) else paths

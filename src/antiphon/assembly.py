@@ -1,0 +1,147 @@
+"""From names of models to a running core: resolves, books memory, loads, and wires one lane per model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from antiphon.engine.chat import ChatFormat
+from antiphon.engine.errors import InputError
+from antiphon.engine.grammar import GrammarCompiler
+from antiphon.engine.ledger import Ledger
+from antiphon.engine.model_source import ModelSource, resolve_model
+from antiphon.engine.models.decoder import Decoder
+from antiphon.engine.pages import KVCache, PagePool
+from antiphon.engine.prefix_store import PrefixStore
+from antiphon.engine.runner import ModelRunner
+from antiphon.kernels import native
+from antiphon.kernels.ops import KernelContext
+from antiphon.kernels.registry import choose_kernels
+from antiphon.kernels.torch_cpu import bf16_is_fast
+from antiphon.loaded_model import LoadedModel
+from antiphon.memory_plan import Precision, new_ledger, plan_memory
+from antiphon.scheduler.client import LaneClient
+from antiphon.scheduler.core import Core
+from antiphon.scheduler.lane import Lane
+
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is made of. `memory_bytes` is the whole budget (None: what is free); `step_tokens` bounds one
+    batch; what `dtype` means is said by `precision`."""
+
+    worker: str = "qwen2.5-coder-0.5b"
+    driver: str = "qwen2.5-coder-1.5b"
+    worker_revision: str | None = None
+    driver_revision: str | None = None
+    dtype: str = "auto"
+    threads: int | None = None
+    memory_bytes: int | None = None
+    step_tokens: int = 1024
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype {self.dtype!r} is unknown, known are {', '.join(DTYPES)}")
+        if self.threads is not None and self.threads < 1:
+            raise InputError(f"threads must be at least 1, got {self.threads}")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise InputError(f"memory must be positive, got {self.memory_bytes} bytes")
+        if self.step_tokens < 1:
+            raise InputError(f"step_tokens must be at least 1, got {self.step_tokens}")
+
+    @property
+    def precision(self) -> Precision:
+        """`float32` is float32 throughout. `bfloat16` (and `auto`, where a kernel serves it) has the matrices in
+        bfloat16; activations are bfloat16 where the processor multiplies it, else float32."""
+        if self.dtype == "float32" or (self.dtype == "auto" and not bf16_is_fast() and native.available() is not None):
+            return Precision(torch.float32, torch.float32)
+        return Precision(torch.bfloat16 if bf16_is_fast() else torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A started core with its models; `driver` is `worker` where one model plays both roles."""
+
+    core: Core
+    worker: LoadedModel
+    driver: LoadedModel
+    ledger: Ledger
+
+
+def assemble(options: EngineOptions, on_loaded: Callable[[str, str, float], None], *, roles: int = 2) -> Assembly:
+    """Loads what `options` names and starts the core. `on_loaded(role, name, seconds)` is called after each model.
+    With `roles` 1 only the worker is loaded and plays both."""
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    worker_source = resolve_model(options.worker, revision=options.worker_revision)
+    driver_source = worker_source
+    if roles == 2:
+        driver_source = resolve_model(options.driver, revision=options.driver_revision)
+    shared = driver_source.fingerprint == worker_source.fingerprint
+    ledger = new_ledger(options.memory_bytes)
+    plan = plan_memory(
+        ledger,
+        worker_source.config,
+        None if shared else driver_source.config,
+        options.precision,
+        options.step_tokens,
+    )
+    parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded)}
+    if not shared:
+        parts["driver"] = _load("driver", driver_source, plan.driver_pages, options, on_loaded)
+    core = Core({role: part.lane for role, part in parts.items()})
+    models = {role: part.model(core) for role, part in parts.items()}
+    core.start()
+    return Assembly(core, models["worker"], models.get("driver", models["worker"]), ledger)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A loaded model before the core is there."""
+
+    source: ModelSource
+    lane: Lane
+    decoder: Decoder
+    cache: KVCache
+
+    def model(self, core: Core) -> LoadedModel:
+        tokenizer = self.source.tokenizer()
+        compiler = GrammarCompiler(tokenizer, min(tokenizer.vocab_size, self.source.config.vocab_size))
+        capacity = self.lane.store.pool.num_pages * 64
+        return LoadedModel(
+            name=self.source.name,
+            config=self.source.config,
+            tokenizer=tokenizer,
+            chat=ChatFormat(tokenizer),
+            client=LaneClient(core, self.lane, compiler),
+            max_context_tokens=min(self.source.config.max_position, capacity),
+            weight_bytes=self.decoder.num_bytes,
+            pool_bytes=self.cache.k.nbytes + self.cache.v.nbytes,
+        )
+
+
+def _load(
+    role: str,
+    source: ModelSource,
+    num_pages: int,
+    options: EngineOptions,
+    on_loaded: Callable[[str, str, float], None],
+) -> _Part:
+    started = time.perf_counter()
+    dtype, weight_dtype = options.precision.activations, options.precision.weights
+    kernels = choose_kernels(KernelContext("cpu", dtype, weight_dtype, source.config.head_dim))
+    with source.open() as checkpoint:
+        decoder = Decoder.load(source.config, kernels, checkpoint, dtype, weight_dtype)
+    cache = KVCache(source.config, num_pages, dtype, kernels, poison=options.debug)
+    store = PrefixStore(PagePool(num_pages), cache, source.fingerprint)
+    tokenizer = source.tokenizer()
+    runner = ModelRunner(decoder, cache, tokenizer.vocab_size)
+    lane = Lane(role, runner, store, tokenizer.eos_ids, step_tokens=options.step_tokens)
+    on_loaded(role, source.name, time.perf_counter() - started)
+    return _Part(source, lane, decoder, cache)

@@ -1,0 +1,1 @@
+"""The command line: `antiphon ask`, `models`, `doctor` and `bench`."""

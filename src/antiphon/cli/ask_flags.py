@@ -1,0 +1,137 @@
+"""The flags of `antiphon ask`: their types and help. All are None until given, so that defaults have one home."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+_MODELS, _DOCUMENT, _METHOD, _MACHINE, _OUTPUT = "Models", "Document", "Method", "Machine", "Output"
+
+Arguments = Annotated[
+    list[str],
+    typer.Argument(metavar="PATH… QUESTION", help="Files, folders or globs, - for standard input; last, the question."),
+]
+Worker = Annotated[
+    str | None,
+    typer.Option(
+        "--worker",
+        metavar="MODEL",
+        rich_help_panel=_MODELS,
+        help="Reads the shards: an embedded name, a folder, a .gguf file or a hub repository.",
+    ),
+]
+Driver = Annotated[
+    str | None,
+    typer.Option("--driver", metavar="MODEL", rich_help_panel=_MODELS, help="Asks and answers; named alike."),
+]
+WorkerRevision = Annotated[
+    str | None,
+    typer.Option("--worker-revision", metavar="REVISION", rich_help_panel=_MODELS, help="Of the worker's repository."),
+]
+DriverRevision = Annotated[
+    str | None,
+    typer.Option("--driver-revision", metavar="REVISION", rich_help_panel=_MODELS, help="Of the driver's repository."),
+]
+ShardTokens = Annotated[
+    int | None,
+    typer.Option("--shard-tokens", metavar="N", min=1, rich_help_panel=_DOCUMENT, help="Tokens of a shard, at most."),
+]
+ShardOverlap = Annotated[
+    int | None,
+    typer.Option(
+        "--shard-overlap",
+        metavar="N",
+        min=0,
+        rich_help_panel=_DOCUMENT,
+        help="Tokens that a shard shares with the next.",
+    ),
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="NAME", rich_help_panel=_DOCUMENT, help="Of text files that are not UTF-8."),
+]
+Method = Annotated[
+    Literal["parser"] | None,
+    typer.Option("--method", metavar="METHOD", rich_help_panel=_METHOD, help="How questions are asked: parser."),
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option("--rounds", metavar="N", min=1, rich_help_panel=_METHOD, help="Driver turns until it must answer."),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-new-tokens", metavar="N", min=1, rich_help_panel=_METHOD, help="Tokens of a worker's reply, at most."
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", metavar="N", min=0.0, rich_help_panel=_METHOD, help="Of workers; 0 is greedy."),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", rich_help_panel=_METHOD, help="Of all that is sampled.")
+]
+Gate = Annotated[
+    Literal["first-token", "likelihood", "both", "none"] | None,
+    typer.Option(
+        "--gate",
+        metavar="GATE",
+        rich_help_panel=_METHOD,
+        help="What decides which rows are decoded: first-token, likelihood, both or none.",
+    ),
+]
+Readers = Annotated[
+    int | None,
+    typer.Option(
+        "--readers", metavar="N", min=1, rich_help_panel=_METHOD, help="Shards of a query that pass a likelihood gate."
+    ),
+]
+SecondReader = Annotated[
+    bool | None,
+    typer.Option(
+        "--second-reader/--no-second-reader",
+        rich_help_panel=_METHOD,
+        help="Have the driver's model read the most relevant shards.",
+    ),
+]
+QueryFirst = Annotated[
+    bool | None,
+    typer.Option(
+        "--query-first/--no-query-first", rich_help_panel=_METHOD, help="Have the driver's first turn ask, not answer."
+    ),
+]
+ReplyGrammar = Annotated[
+    Literal["unknown-or-json", "verbatim", "none"] | None,
+    typer.Option(
+        "--reply-grammar",
+        metavar="GRAMMAR",
+        rich_help_panel=_METHOD,
+        help="What workers can write: unknown-or-json, verbatim (true quotes only) or none.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", metavar="N", min=1, rich_help_panel=_MACHINE, help="Of computation; all cores if not given."
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        rich_help_panel=_MACHINE,
+        help="For both models, such as 8GiB; what is free if not given.",
+    ),
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16"] | None,
+    typer.Option(
+        "--dtype", metavar="DTYPE", rich_help_panel=_MACHINE, help="Of the computation: auto, float32 or bfloat16."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object and nothing else.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", rich_help_panel=_OUTPUT, help="Print the answer's text and nothing else.")
+]

@@ -1,0 +1,80 @@
+"""What `antiphon ask` was asked: flags sorted into the options that they override, and those options' own defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from antiphon.engine.errors import InputError
+from antiphon.memory_size import parse_memory_size
+
+# Flag: the field that it sets. What is not here has the field's own name.
+_ENGINE_FIELDS = {
+    "worker": "worker",
+    "driver": "driver",
+    "worker_revision": "worker_revision",
+    "driver_revision": "driver_revision",
+    "dtype": "dtype",
+    "threads": "threads",
+    "memory": "memory_bytes",
+}
+_PARSER_FIELDS = {
+    "rounds": "rounds",
+    "max_new_tokens": "worker_max_new_tokens",
+    "temperature": "worker_temperature",
+    "seed": "seed",
+    "gate": "gate",
+    "readers": "readers",
+    "second_reader": "second_reader",
+    "query_first": "query_first",
+    "reply_grammar": "reply_grammar",
+    "shard_tokens": "shard_tokens",
+    "shard_overlap": "shard_overlap",
+}
+
+
+@dataclass(frozen=True)
+class AskSettings:
+    """A question and its document's paths; `engine` and `parser` hold only the options that were given."""
+
+    paths: tuple[str, ...]
+    question: str
+    encoding: str | None
+    engine: Mapping[str, Any]
+    parser: Mapping[str, Any]
+
+
+def ask_settings(arguments: Sequence[str], encoding: str | None, flags: Mapping[str, Any]) -> AskSettings:
+    """Sort out positionals and flags (None is not given); raises `InputError` where there is no path or no question."""
+    *paths, question = arguments
+    if not paths:
+        raise InputError(f"ask needs a PATH and a QUESTION, there is only {question!r}: give both, the question last")
+    if not question.strip():
+        raise InputError("the question is empty: write it as the last argument, in quotes")
+    if len(question) < 256 and Path(question).exists():
+        raise InputError(
+            f"the last argument must be the question, and {question!r} is a file: add the question after it"
+        )
+    given = {name: value for name, value in flags.items() if value is not None}
+    if "memory" in given:
+        given["memory"] = parse_memory_size(given["memory"])
+    engine, parser = _pick(given, _ENGINE_FIELDS), _pick(given, _PARSER_FIELDS)
+    return AskSettings(tuple(paths), question.strip(), encoding, engine, parser)
+
+
+def flag_defaults() -> dict[str, Any]:
+    """For each flag the default of the option that it overrides, where that has one to show."""
+    from antiphon.assembly import EngineOptions
+    from antiphon.methods.options import ParSerOptions
+
+    defaults: dict[str, Any] = {}
+    for options, flags in ((EngineOptions, _ENGINE_FIELDS), (ParSerOptions, _PARSER_FIELDS)):
+        own = {field.name: field.default for field in fields(options) if field.default is not MISSING}
+        defaults.update({flag: own[name] for flag, name in flags.items() if own.get(name) is not None})
+    return defaults
+
+
+def _pick(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {name: given[flag] for flag, name in names.items() if flag in given}

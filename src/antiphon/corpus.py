@@ -1,0 +1,238 @@
+"""`Corpus`: a document's shards, each read once and kept; every query is scattered over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from antiphon.document import Document
+from antiphon.engine.errors import CapacityError, InputError
+from antiphon.engine.pages import PAGE_TOKENS, num_pages_for
+from antiphon.engine.prefix_store import Prefix
+from antiphon.events import EventSink, ReadProgress
+from antiphon.loaded_model import LoadedModel
+from antiphon.methods.backend import ScatterOptions
+from antiphon.methods.worker_reply import ABSTENTION, reply_grammar
+from antiphon.scheduler.gate import GateOptions
+from antiphon.scheduler.round import RoundRequest, RoundResult, RowReply, run_round
+from antiphon.scheduler.row import RowResult
+from antiphon.second_reader import SecondReader
+from antiphon.sharding import Shard
+
+# Room that a row needs behind its shard: a query, and a short reply.
+_ROW_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class WorkerReply:
+    """One row's outcome; `text` is empty where the gate ended the row."""
+
+    shard: int
+    query: int
+    text: str
+    finish_reason: str
+    abstained: bool
+    relevance: float | None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One scatter: the replies of all rows, its seconds, and the tokens it cost."""
+
+    replies: tuple[WorkerReply, ...]
+    seconds: float
+    prefill_tokens: int
+    cached_tokens: int
+    decode_tokens: int
+
+
+class Corpus:
+    """Registered shards. Made by `Engine.register`; gives its pages back with `release`.
+
+    `prefill_tokens` is what reading cost; `prefix_tokens` is what every round reuses: all shards' prefix lengths.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        shards: Sequence[Shard],
+        worker: LoadedModel,
+        instructions: Prefix,
+        baseline: Prefix,
+        reads: Sequence[RowResult],
+        second_reader: SecondReader,
+    ) -> None:
+        self.document = document
+        self.shards = tuple(shards)
+        self.prefixes = tuple(result.prefix for result in reads if result.prefix is not None)
+        self.prefill_tokens = sum(result.prefill_tokens for result in reads)
+        self.prefix_tokens = sum(prefix.num_tokens for prefix in self.prefixes)
+        self.document_tokens = self.prefix_tokens - len(self.prefixes) * instructions.num_tokens
+        self._worker = worker
+        self._instructions = instructions
+        self._baseline = baseline
+        self._second_reader = second_reader
+        self._abstain_ids = worker.first_token_ids(ABSTENTION)
+        self._num_rounds = 0
+        self._released = False
+
+    async def scatter(
+        self,
+        queries: Sequence[str],
+        options: ScatterOptions,
+        on_row: Callable[[WorkerReply], None] = lambda reply: None,
+    ) -> Round:
+        """Asks every shard every query. `on_row` is called with a reply as soon as its row has ended."""
+        if self._released:
+            raise InputError("corpus: it was released, register the document again")
+        if not queries or not all(query.strip() for query in queries):
+            raise InputError(f"corpus: a round needs queries with words in them, got {list(queries)}")
+        self._num_rounds += 1
+        chat = self._worker.chat
+        request = RoundRequest(
+            prefixes=self.prefixes,
+            suffixes=[chat.worker_suffix(query) for query in queries],
+            params=options.sampling,
+            gate=GateOptions(options.gate, options.readers, readers_decode=not options.second_reader),
+            grammars=[_grammar(options, shard.text) for shard in self.shards],
+            abstain_ids=self._abstain_ids if options.grammar != "none" else (),
+            baseline=self._baseline,
+            order=self._num_rounds,
+        )
+
+        def ended(shard: int, query: int, gated: bool) -> None:
+            if gated and not options.second_reader:
+                on_row(WorkerReply(shard, query, "", "gated", True, None))
+
+        result = await run_round(self._worker.client, request, ended)
+        if options.second_reader:
+            return await self._read_again(queries, options, result, on_row)
+        replies = tuple(self._reply(reply) for reply in result.replies)
+        for reply in replies:
+            if not reply.abstained:
+                on_row(reply)
+        return Round(replies, result.seconds, result.prefill_tokens, result.cached_tokens, result.decode_tokens)
+
+    async def release(self) -> None:
+        """Gives up all prefixes. What nobody else uses is free at once."""
+        if not self._released:
+            self._released = True
+            self._worker.release([*self.prefixes, self._baseline, self._instructions])
+            self._second_reader.release()
+
+    def _reply(self, reply: RowReply) -> WorkerReply:
+        tokenizer = self._worker.tokenizer
+        token_ids = [token_id for token_id in reply.token_ids if token_id not in tokenizer.eos_ids]
+        return WorkerReply(
+            shard=reply.prefix_index,
+            query=reply.query_index,
+            text=tokenizer.decode(token_ids),
+            finish_reason=reply.finish_reason.value,
+            abstained=reply.abstained or not reply.chosen,
+            relevance=reply.relevance,
+        )
+
+    async def _read_again(
+        self,
+        queries: Sequence[str],
+        options: ScatterOptions,
+        first: RoundResult,
+        on_row: Callable[[WorkerReply], None],
+    ) -> Round:
+        """The chosen shards of each query once more, by the driver's model in a worker's role."""
+        chosen = [
+            [reply.prefix_index for reply in first.replies if reply.query_index == query and reply.chosen]
+            for query in range(len(queries))
+        ]
+        second = await asyncio.gather(
+            *(
+                self._second_reader.ask(query, [self.shards[index] for index in shards], options)
+                for query, shards in zip(queries, chosen, strict=True)
+            )
+        )
+        by_row = {
+            (shards[reply.prefix_index], query): reply
+            for query, (shards, result) in enumerate(zip(chosen, second, strict=True))
+            for reply in result.replies
+        }
+        replies = []
+        for reply in first.replies:
+            again = by_row.get((reply.prefix_index, reply.query_index))
+            text, reason, abstained = "", "gated", True
+            if again is not None:
+                text, reason, abstained = self._second_reader.text(again), again.finish_reason.value, again.abstained
+            merged = WorkerReply(reply.prefix_index, reply.query_index, text, reason, abstained, reply.relevance)
+            replies.append(merged)
+            on_row(merged)
+        results = [first, *second]
+        return Round(
+            tuple(replies),
+            first.seconds + max((result.seconds for result in second), default=0.0),
+            sum(result.prefill_tokens for result in results),
+            first.cached_tokens,
+            sum(result.decode_tokens for result in results),
+        )
+
+
+def _grammar(options: ScatterOptions, shard_text: str) -> str | None:
+    return None if options.grammar == "none" else reply_grammar(options.grammar, shard_text)
+
+
+async def read_corpus(
+    document: Document,
+    worker: LoadedModel,
+    driver: LoadedModel,
+    *,
+    shard_tokens: int,
+    shard_overlap: int,
+    worker_instructions: str,
+    on_event: EventSink,
+) -> Corpus:
+    """Cuts a document and has the worker read every shard behind the instructions; nothing is read where it cannot
+    fit the context or the pool (`InputError`, `CapacityError`)."""
+    instruction_ids = worker.chat.worker_prefix(worker_instructions)
+    room_tokens = worker.max_context_tokens - len(instruction_ids) - _ROW_TOKENS
+    if shard_tokens > room_tokens:
+        raise InputError(
+            f"shards of {shard_tokens} tokens do not fit {worker.name}: its context of {worker.max_context_tokens} "
+            f"tokens leaves {max(0, room_tokens)} beside instructions, query and reply. Lower --shard-tokens."
+        )
+    shards = await asyncio.to_thread(document.sharded, worker.tokenizer, shard_tokens, shard_overlap)
+    texts = [worker.chat.shard_tokens(shard.text) for shard in shards]
+    _check_pool(worker, len(instruction_ids), texts)
+    instructions = await worker.read(instruction_ids)
+    done_shards = done_tokens = 0
+    total_tokens = sum(map(len, texts))
+
+    def read(index: int, result: RowResult) -> None:
+        nonlocal done_shards, done_tokens
+        done_shards += 1
+        done_tokens += len(texts[index])
+        on_event(ReadProgress(done_shards, len(texts), done_tokens, total_tokens))
+
+    try:
+        baseline = await worker.read(worker.chat.shard_tokens(""), instructions)
+        try:
+            reads = await worker.read_all(texts, instructions, read)
+        except BaseException:
+            worker.release([baseline])
+            raise
+    except BaseException:
+        worker.release([instructions])
+        raise
+    return Corpus(document, shards, worker, instructions, baseline, reads, SecondReader(driver, worker_instructions))
+
+
+def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:
+    """Refuses a document whose prefixes cannot be held together, before any of it is read."""
+    shared = instruction_tokens // PAGE_TOKENS
+    needed = num_pages_for(instruction_tokens) + num_pages_for(_ROW_TOKENS)
+    needed += sum(num_pages_for(instruction_tokens + len(text)) - shared for text in texts)
+    if needed > worker.pool_pages:
+        page_bytes = worker.pool_bytes / worker.pool_pages
+        raise CapacityError(
+            f"memory: {len(texts)} shards with {sum(map(len, texts)):,} tokens need {needed * page_bytes / 2**30:.2f} "
+            f"GiB of the worker's KV pool, which has {worker.pool_bytes / 2**30:.2f} GiB. Raise --memory, or ask about "
+            f"fewer documents at once."
+        )

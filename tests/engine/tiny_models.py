@@ -1,0 +1,102 @@
+"""Tiny random models: the same weights in transformers and in Antiphon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from antiphon.engine.config import config_from_hf
+from antiphon.engine.models.decoder import Decoder
+from antiphon.engine.pages import KVCache, PagePool
+from antiphon.engine.prefix_store import PrefixStore
+from antiphon.engine.runner import ModelRunner
+from antiphon.kernels.ops import KernelContext
+from antiphon.kernels.registry import choose_kernels
+from antiphon.scheduler.core import Core
+from antiphon.scheduler.lane import Lane
+from antiphon.scheduler.row import Row
+
+VOCABULARY = 211
+
+
+class StateDictCheckpoint:
+    """A checkpoint over a transformers model's own tensors."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def close(self) -> None:
+        pass
+
+
+def random_hf_model(family: str, *, tied: bool = False, seed: int = 0) -> PreTrainedModel:
+    """A random fp32 model; head size 16, 2 KV heads, odd group and hidden sizes as real ones have."""
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 88,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": tied,
+        "initializer_range": 0.2,
+    }
+    if family == "qwen2":
+        model: PreTrainedModel = Qwen2ForCausalLM(Qwen2Config(**{**sizes, "hidden_size": 96}))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=16))
+    return model.eval()
+
+
+def hf_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors a checkpoint of this model holds: a tied head is not written."""
+    tensors = {name: value.detach() for name, value in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight")
+    return tensors
+
+
+@dataclass
+class TinyEngine:
+    """One lane over a tiny model, stepped by hand."""
+
+    core: Core
+    lane: Lane
+
+    def run(self, rows: list[Row]) -> None:
+        """Submits rows and steps until all ended; checks that no page is lost."""
+        for row in rows:
+            self.lane.submit(row)
+        self.core.run_until_idle()
+
+
+def tiny_engine(
+    model: PreTrainedModel,
+    *,
+    num_pages: int = 64,
+    step_tokens: int = 96,
+    dtype: torch.dtype = torch.float32,
+    only: str | None = None,
+    eos_ids: frozenset[int] = frozenset(),
+) -> TinyEngine:
+    """An engine with poisoned pages on this model's weights; `only` forces one kind of kernels."""
+    config = config_from_hf(model.config.to_dict())
+    kernels = choose_kernels(KernelContext("cpu", dtype, dtype, config.head_dim), only=only)
+    decoder = Decoder.load(config, kernels, StateDictCheckpoint(hf_tensors(model)), dtype)
+    cache = KVCache(config, num_pages, dtype, kernels, poison=True)
+    store = PrefixStore(PagePool(num_pages), cache, "tiny")
+    lane = Lane("tiny", ModelRunner(decoder, cache, VOCABULARY), store, eos_ids, step_tokens=step_tokens)
+    return TinyEngine(Core({"tiny": lane}), lane)
