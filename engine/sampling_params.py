@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,11 +30,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         checks = (
             (self.max_new_tokens >= 0, "max_new_tokens must not be negative"),
-            (self.temperature >= 0, "temperature must not be negative"),
+            (0 <= self.temperature < math.inf, "temperature must be finite and not negative"),
             (self.top_k >= -1, "top_k must be -1 or more"),
             (0 <= self.top_p <= 1, "top_p must lie between 0 and 1"),
             (0 <= self.min_p <= 1, "min_p must lie between 0 and 1"),
-            (self.repetition_penalty > 0, "repetition_penalty must be positive"),
+            (0 < self.repetition_penalty < math.inf, "repetition_penalty must be finite and positive"),
+            (math.isfinite(self.presence_penalty + self.frequency_penalty), "penalties must be finite"),
+            (not any(map(math.isnan, self.logit_bias.values())), "logit_bias must be numbers"),
             (self.num_logprobs is None or 0 <= self.num_logprobs <= 20, "num_logprobs must lie between 0 and 20"),
             (all(self.stop), "a stop string must not be empty"),
         )

@@ -123,6 +123,8 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # The tokenizers library raises plain Exception for a damaged tokenizer.json.
         raise ModelError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+    if not isinstance(hf, TokenizersBackend):
+        raise ModelError(f"the tokenizer in {folder} is of a kind without tokenizer.json, which is needed")
     configured = [_eos_of(folder / name) for name in ("generation_config.json", "config.json")]
     return Tokenizer(hf, set[int]().union(*configured, _ids(hf.eos_token_id)))
 

@@ -49,6 +49,9 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:
     """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests)."""
     chosen: dict[str, Callable[..., Any]] = {}
+    known = {candidate.name for operation in OPERATIONS for candidate in candidates(operation)}
+    if only is not None and only not in known:
+        raise ValueError(f"no kernels are named {only!r}, there are {', '.join(sorted(known))}")
     for operation in OPERATIONS:
         for candidate in candidates(operation):
             wanted = only is None or candidate.name in (only, "reference")

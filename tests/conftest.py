@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import torch
+
+# pytest imports test files by path: helper modules that several of them share are found here.
+sys.path.insert(0, str(Path(__file__).parent / "engine"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -62,11 +62,12 @@ class Corpus:
         baseline: Prefix,
         reads: Sequence[RowResult],
         second_reader: SecondReader,
+        prefill_tokens: int,
     ) -> None:
         self.document = document
         self.shards = tuple(shards)
         self.prefixes = tuple(result.prefix for result in reads if result.prefix is not None)
-        self.prefill_tokens = sum(result.prefill_tokens for result in reads)
+        self.prefill_tokens = prefill_tokens
         self.prefix_tokens = sum(prefix.num_tokens for prefix in self.prefixes)
         self.document_tokens = self.prefix_tokens - len(self.prefixes) * instructions.num_tokens
         self._worker = worker
@@ -201,7 +202,7 @@ async def read_corpus(
     shards = await asyncio.to_thread(document.sharded, worker.tokenizer, shard_tokens, shard_overlap)
     texts = [worker.chat.shard_tokens(shard.text) for shard in shards]
     _check_pool(worker, len(instruction_ids), texts)
-    instructions = await worker.read(instruction_ids)
+    instructions, num_computed = await worker.read_counted(instruction_ids)
     done_shards = done_tokens = 0
     total_tokens = sum(map(len, texts))
 
@@ -212,7 +213,8 @@ async def read_corpus(
         on_event(ReadProgress(done_shards, len(texts), done_tokens, total_tokens))
 
     try:
-        baseline = await worker.read(worker.chat.shard_tokens(""), instructions)
+        baseline, num_more = await worker.read_counted(worker.chat.shard_tokens(""), instructions)
+        num_computed += num_more
         try:
             reads = await worker.read_all(texts, instructions, read)
         except BaseException:
@@ -221,7 +223,16 @@ async def read_corpus(
     except BaseException:
         worker.release([instructions])
         raise
-    return Corpus(document, shards, worker, instructions, baseline, reads, SecondReader(driver, worker_instructions))
+    return Corpus(
+        document,
+        shards,
+        worker,
+        instructions,
+        baseline,
+        reads,
+        SecondReader(driver, worker_instructions),
+        num_computed + sum(result.prefill_tokens for result in reads),
+    )
 
 
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from antiphon.engine.chat import ChatFormat, WorkerSuffix
 from antiphon.engine.config import ModelConfig
+from antiphon.engine.errors import AntiphonError
 from antiphon.engine.prefix_store import Prefix
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.engine.tokenizer import Tokenizer
@@ -47,7 +48,14 @@ class LoadedModel:
 
     async def read(self, token_ids: Sequence[int], parent: Prefix | None = None) -> Prefix:
         """Declares a pinned prefix of `parent`'s tokens and these; release it with `release`."""
-        return _prefix_of(await self.client.read_prefix(token_ids, parent))
+        return (await self.read_counted(token_ids, parent))[0]
+
+    async def read_counted(self, token_ids: Sequence[int], parent: Prefix | None = None) -> tuple[Prefix, int]:
+        """As `read`, with the number of tokens that had to be computed."""
+        result = await self.client.read_prefix(token_ids, parent)
+        if result.prefix is None:
+            raise AntiphonError("a read row ended without a prefix")
+        return result.prefix, result.prefill_tokens
 
     async def read_all(
         self,
@@ -74,9 +82,3 @@ class LoadedModel:
     def release(self, prefixes: Sequence[Prefix]) -> None:
         """Gives up prefixes that were read."""
         self.client.release(prefixes)
-
-
-def _prefix_of(result: RowResult) -> Prefix:
-    if result.prefix is None:
-        raise RuntimeError("a read row ended without a prefix")
-    return result.prefix

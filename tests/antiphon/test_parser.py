@@ -129,6 +129,7 @@ class Book:
     rounds: list[tuple[str, ...]] = field(default_factory=list)
     options: list[ScatterOptions] = field(default_factory=list)
     document_tokens: int = 42
+    prefill_tokens: int = 60
     on_release: Callable[[], None] = lambda: None
 
     @property

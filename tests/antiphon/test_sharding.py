@@ -117,10 +117,7 @@ def test_no_cut_inside_a_character_of_several_tokens(size: int) -> None:
 def test_cutting_by_tokens_alone_would_split_such_characters() -> None:
     """Negative control of the test above: the first tokens of its text, as many as a shard holds, end inside one."""
     ids = tokenizer().encode_with_offsets("😀中" * 100)[0]
-    assert all(
-        "\ufffd" in tokenizer().backend.decode(ids[:size]) for size in (4, 8, 9, 63, 64, 65) if size % 7 not in (0, 4)
-    )
-    assert "\ufffd" in tokenizer().backend.decode(ids[:9])
+    assert all("\ufffd" in tokenizer().backend.decode(ids[:size]) for size in (8, 9, 64, 65))
 
 
 @pytest.mark.parametrize("unit", ["e\u0301\u0316", "👩🏽\u200d🚀", "x\ufe0f"])

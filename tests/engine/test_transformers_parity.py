@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models as tiny
 import torch
+from tiny_models import prompt
 
 from antiphon.engine.batch import Batch, Phase
 from antiphon.engine.errors import ModelError
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.row import Row, RowKind
 
-_spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).with_name("tiny_models.py"))
-assert _spec is not None and _spec.loader is not None
-tiny: Any = importlib.util.module_from_spec(_spec)
-import sys  # noqa: E402
-
-sys.modules["tiny_models"] = tiny
-_spec.loader.exec_module(tiny)
-
 FAMILIES = [("qwen2", False), ("qwen2", True), ("qwen3", False), ("qwen3", True)]
 LENGTHS = [1, 2, 17, 63, 64, 65, 127, 128, 130]
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng([length, seed]).integers(0, tiny.VOCABULARY, length).tolist()
 
 
 def hf_greedy(model: Any, token_ids: list[int], num_tokens: int) -> list[int]:
@@ -91,15 +79,23 @@ def last_logits(engine: Any, token_ids: list[int], first_position: int = 0) -> t
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_bf16_logits_lie_within_rounding_of_fp32(family: str) -> None:
-    """Bound: 4 % of the largest logit, mean error under 1 %. bf16 keeps 8 bits, and every layer rounds."""
+    """Bound: our error against fp32 is at most 1.5 times that of transformers in bf16, its largest and its mean, over
+    the same prompts. bf16 keeps 8 bits and every layer rounds; two right orders of rounding differ no more."""
     model = tiny.random_hf_model(family)
-    ids = prompt(65)
-    exact = last_logits(tiny.tiny_engine(model), ids)
-    close = last_logits(tiny.tiny_engine(model, dtype=torch.bfloat16, only="reference"), ids)
-    scale = exact.abs().max()
-    assert (close - exact).abs().max() < 0.04 * scale
-    assert (close - exact).abs().mean() < 0.01 * scale
-    assert not torch.equal(close, exact)
+    prompts = [prompt(length) for length in LENGTHS]
+    exact = torch.stack([hf_last_logits(model, ids) for ids in prompts])
+    engine = tiny.tiny_engine(model, dtype=torch.bfloat16)
+    ours = torch.stack([last_logits(engine, ids) for ids in prompts]) - exact
+    coarse = tiny.random_hf_model(family).to(torch.bfloat16)
+    theirs = torch.stack([hf_last_logits(coarse, ids) for ids in prompts]) - exact
+    assert 0 < ours.abs().max() <= 1.5 * theirs.abs().max()
+    assert 0 < ours.abs().mean() <= 1.5 * theirs.abs().mean()
+
+
+def hf_last_logits(model: Any, token_ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([token_ids])).logits[0, -1].float()
+    return logits
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])

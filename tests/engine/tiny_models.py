@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+import tokenizers
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from antiphon.engine.config import config_from_hf
+from antiphon.engine.grammar import GrammarCompiler
 from antiphon.engine.models.decoder import Decoder
 from antiphon.engine.pages import KVCache, PagePool
 from antiphon.engine.prefix_store import PrefixStore
 from antiphon.engine.runner import ModelRunner
+from antiphon.engine.tokenizer import Tokenizer
 from antiphon.kernels.ops import KernelContext
 from antiphon.kernels.registry import choose_kernels
+from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.core import Core
 from antiphon.scheduler.lane import Lane
 from antiphon.scheduler.row import Row
 
 VOCABULARY = 211
+_SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random token ids."""
+    ids: list[int] = np.random.default_rng([length, seed]).integers(0, VOCABULARY, length).tolist()
+    return ids
 
 
 class StateDictCheckpoint:
@@ -100,3 +122,26 @@ def tiny_engine(
     store = PrefixStore(PagePool(num_pages), cache, "tiny")
     lane = Lane("tiny", ModelRunner(decoder, cache, VOCABULARY), store, eos_ids, step_tokens=step_tokens)
     return TinyEngine(Core({"tiny": lane}), lane)
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """A tokenizer of `VOCABULARY` ids, one per character: blank, newline, ASCII and some more bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda char: (char not in "ĠĊ", char))
+    kept = alphabet[: VOCABULARY - len(_SPECIAL)]
+    plain = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(kept)}, []))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    plain.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|im_end|>")
+    fast.add_special_tokens({"additional_special_tokens": list(_SPECIAL)})
+    return Tokenizer(fast, {fast.convert_tokens_to_ids("<|im_end|>")})
+
+
+@contextmanager
+def running_client(engine: TinyEngine) -> Iterator[LaneClient]:
+    """A client of the engine's lane, on a started core that is closed at the end, with every page accounted for."""
+    engine.core.start()
+    try:
+        yield LaneClient(engine.core, engine.lane, GrammarCompiler(tiny_tokenizer(), VOCABULARY))
+        engine.core.call(engine.core.check_integrity).result(60)
+    finally:
+        engine.core.close()

@@ -1,0 +1,60 @@
+"""The first candidate that can serve is taken, and every other one says why it is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from antiphon.kernels import native, reference, registry, torch_cpu
+from antiphon.kernels.ops import OPERATIONS, KernelContext
+from antiphon.kernels.registry import candidates, choose_kernels, report
+
+FLOAT32 = KernelContext("cpu", torch.float32, torch.float32, 64)
+
+
+def test_every_operation_ends_with_the_reference_that_always_serves() -> None:
+    for operation in OPERATIONS:
+        last = candidates(operation)[-1]
+        assert (last.name, last.kernel) == ("reference", getattr(reference, operation))
+        assert last.reason(KernelContext("cuda", torch.float16, torch.float16, 80)) is None
+
+
+def test_the_native_linear_serves_float32_and_is_batch_invariant() -> None:
+    if native.available() is not None:
+        pytest.skip(f"no native kernels here: {native.available()}")
+    weight, x = torch.randn(50, 40), torch.randn(9, 40)
+    packed = choose_kernels(FLOAT32).linear(weight, None)
+    assert isinstance(packed, native.NativePackedLinear)
+    assert torch.equal(packed(x)[4:5], packed(x[4:5]))
+
+
+def test_without_the_extension_the_next_candidate_serves_and_the_report_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry.native, "available", lambda: "the C++ extension is not there")
+    assert choose_kernels(FLOAT32).linear is torch_cpu.linear
+    linear = next(entry for entry in report(FLOAT32) if entry.operation == "linear")
+    assert linear.candidates[0] == ("native", False, "the C++ extension is not there")
+    assert linear.candidates[1][:2] == ("torch_onednn", True)
+
+
+def test_only_reference_takes_the_oracle_everywhere() -> None:
+    chosen = choose_kernels(FLOAT32, only="reference")
+    for operation in OPERATIONS:
+        assert getattr(chosen, operation) is getattr(reference, operation)
+
+
+def test_only_refuses_a_name_that_no_candidate_has() -> None:
+    with pytest.raises(ValueError, match="no kernels are named 'referense'"):
+        choose_kernels(FLOAT32, only="referense")
+
+
+def test_the_report_names_the_chosen_candidate_and_a_reason_for_every_refusal() -> None:
+    context = KernelContext("cuda", torch.float32, torch.float32, 64)
+    for entry in report(context):
+        for name, serves, reason in entry.candidates:
+            assert serves == (name == "reference")
+            assert bool(reason) != serves
+    chosen = choose_kernels(context)
+    assert chosen.paged_attention is reference.paged_attention
+    assert [entry.operation for entry in report(context)] == list(OPERATIONS)
