@@ -25,7 +25,6 @@ class SamplingParams:
     seed: int = 0
     num_logprobs: int | None = None
     ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks = (
@@ -38,7 +37,6 @@ class SamplingParams:
             (math.isfinite(self.presence_penalty + self.frequency_penalty), "penalties must be finite"),
             (not any(map(math.isnan, self.logit_bias.values())), "logit_bias must be numbers"),
             (self.num_logprobs is None or 0 <= self.num_logprobs <= 20, "num_logprobs must lie between 0 and 20"),
-            (all(self.stop), "a stop string must not be empty"),
         )
         for holds, message in checks:
             if not holds:

@@ -66,8 +66,9 @@ class Decoder:
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that a model's weights will take, known before anything is loaded (norms and biases are rounded up)."""
-    parameters = config.num_linear_parameters + 2 * config.num_head_parameters
+    """Bytes that a model's weights will take, known before anything is loaded (norms, biases and the head's rows, which
+    kernels fill up to panels of 16, are rounded up)."""
+    parameters = config.num_linear_parameters + 2 * config.num_head_parameters + 16 * config.hidden_size
     return parameters * dtype.itemsize + config.num_layers * 8 * config.hidden_size * dtype.itemsize
 
 

@@ -26,12 +26,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One scatter of queries and its gathering."""
+    """One scatter of queries and its gathering. `relevance[query][shard]` is the likelihood gate's value, None where
+    it did not run."""
 
     queries: tuple[str, ...]
     findings: int
     abstentions: int
     seconds: float
+    relevance: tuple[tuple[float | None, ...], ...] = ()
 
 
 @dataclass

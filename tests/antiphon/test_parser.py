@@ -213,7 +213,7 @@ def test_queries_of_one_turn_are_one_round_with_a_result_each() -> None:
 def test_a_query_asked_before_is_answered_from_what_was_found_then() -> None:
     again = call("who directed  Blue Sand", "Where was Ana Reyes born?", "Where was Ana Reyes born?")
     script, book = Script([call("Who directed Blue Sand?"), again, "<answer>Chile</answer>"]), Book()
-    answer = ask(script, book)
+    answer = ask(script, book, max_queries=3)
     assert book.rounds == [("Who directed Blue Sand?",), ("Where was Ana Reyes born?",)]
     results = script.reads[2].split("[tool]")[1:]
     assert [PROMPTS.repeated in result for result in results] == [True, False, True]

@@ -165,6 +165,11 @@ def test_a_text_of_white_space_alone_has_no_shards_and_long_runs_fill_none() -> 
     assert [text[start:end] for start, end in cut(text, 8)] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(("num_spaces", "start"), [(0, 0), (256, 0), (257, 257)])
+def test_white_space_without_end_is_no_indentation(num_spaces: int, start: int) -> None:
+    assert cut(" " * num_spaces + "b", 4096) == [(start, num_spaces + 1)]
+
+
 def test_a_file_of_one_token_is_one_shard_of_any_size() -> None:
     assert cut("a", 1) == [(0, 1)] and cut("a", 4096, 64) == [(0, 1)]
 
@@ -175,19 +180,27 @@ def test_special_token_strings_are_cut_like_any_text() -> None:
     assert "".join(text[start:end] for start, end in spans) == text
 
 
-def test_a_shard_that_has_more_tokens_alone_than_amid_the_text_is_cut_again() -> None:
-    class LeadingToken(ByteLevelTokenizer):
-        """As with tokenizers that put a mark before every text: each input has two tokens more on its own."""
+class MarkingTokenizer(ByteLevelTokenizer):
+    """As tokenizers that put marks before every text: each input has more tokens on its own than amid a text."""
 
-        def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-            ids, offsets = super().encode_with_offsets(text)
-            return [0, 0, *ids], [(0, 0), (0, 0), *offsets]
+    def __init__(self, num_marks: int) -> None:
+        super().__init__()
+        self.num_marks = num_marks
 
-    marking = LeadingToken()
-    text = "the driver calls a choir " * 200
-    spans = list(cut_text(text, marking, 32))
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        ids, offsets = super().encode_with_offsets(text)
+        return [0] * self.num_marks + ids, [(0, 0)] * self.num_marks + offsets
+
+
+@pytest.mark.parametrize("num_marks", [1, 2, 20, 28])
+@pytest.mark.parametrize("overlap", [0, 3, 15])
+def test_a_shard_that_has_more_tokens_alone_than_amid_the_text_is_cut_again(num_marks: int, overlap: int) -> None:
+    marking = MarkingTokenizer(num_marks)
+    text = "the driver calls a choir. " * 60
+    spans = list(cut_text(text, marking, 32, overlap))
     assert max(marking.count(text[start:end]) for start, end in spans) <= 32
     assert not uncovered(text, spans).strip()
+    assert all(first[0] < second[0] and first[1] < second[1] for first, second in pairwise(spans))
 
 
 @pytest.mark.parametrize(("size", "overlap"), [(0, 0), (-1, 0), (8, 4), (8, -1), (9, 5), (1, 1)])

@@ -30,7 +30,7 @@ class ParSerOptions:
     driver_grammar: bool = True
     driver_context: int = 0
     query_first: bool = True
-    max_queries: int = 4
+    max_queries: int = 2
     max_repeats: int = 2
     worker_max_new_tokens: int = 512
     worker_temperature: float = 0.0

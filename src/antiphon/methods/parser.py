@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from antiphon.document import Document
 from antiphon.engine.errors import InputError
 from antiphon.events import Answered, DriverTurn, EventSink, RoundFinished, RoundStarted, ignore_event
-from antiphon.methods.backend import Corpus, Engine, ScatterOptions
+from antiphon.methods.backend import Corpus, Engine, Round, ScatterOptions
 from antiphon.methods.conversation import Conversation
 from antiphon.methods.driver_turn import FinalAnswer, Invalid, Queries, classify_turn, extract_answer, spoken_text
 from antiphon.methods.findings import FindingReader, normalised
@@ -161,11 +161,18 @@ class _Inquiry:
         usage.worker_decode_tokens += done.decode_tokens
         self.answer.seconds.rounds += done.seconds
         self.answer.evidence.extend(found.evidence)
-        record = RoundRecord(tuple(queries), len(found.evidence), found.num_abstentions, done.seconds)
+        relevance = self._relevance(len(queries), done)
+        record = RoundRecord(tuple(queries), len(found.evidence), found.num_abstentions, done.seconds, relevance)
         self.answer.rounds.append(record)
         if found.num_malformed:
             self.answer.notes.append(f"round {number}: {found.num_malformed} malformed worker replies were dropped")
         self.on_event(RoundFinished(number, record.findings, record.abstentions, record.seconds))
+
+    def _relevance(self, num_queries: int, done: Round) -> tuple[tuple[float | None, ...], ...]:
+        values: list[list[float | None]] = [[None] * len(self.corpus.shards) for _ in range(num_queries)]
+        for reply in done.replies:
+            values[reply.query][reply.shard] = reply.relevance
+        return tuple(map(tuple, values))
 
     def _scatter_options(self) -> ScatterOptions:
         options = self.options

@@ -1,0 +1,115 @@
+"""Memory is divided before anything is allocated: what is planned holds what is loaded, and is never over budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tiny_models as tiny
+import torch
+
+from antiphon.engine.config import ModelConfig, config_from_hf
+from antiphon.engine.errors import CapacityError
+from antiphon.engine.ledger import GIB, Ledger
+from antiphon.engine.models.decoder import Decoder, weight_bytes
+from antiphon.engine.pages import PAGE_TOKENS, KVCache
+from antiphon.kernels.ops import KernelContext
+from antiphon.kernels.registry import choose_kernels
+from antiphon.memory_plan import Precision, new_ledger, plan_memory, workspace_bytes
+
+FLOAT32 = Precision(torch.float32, torch.float32)
+BFLOAT16 = Precision(torch.bfloat16, torch.bfloat16)
+
+
+def qwen(hidden: int, size: int, layers: int, heads: int) -> ModelConfig:
+    return config_from_hf(
+        {
+            "model_type": "qwen2",
+            "hidden_size": hidden,
+            "intermediate_size": size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": 2,
+            "vocab_size": 151_936,
+        }
+    )
+
+
+WORKER, DRIVER = qwen(896, 4864, 24, 14), qwen(1536, 8960, 28, 12)
+
+
+@pytest.mark.parametrize("precision", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize("budget", [12 * GIB, 16 * GIB, 33 * GIB])
+def test_two_models_fill_the_budget_and_no_more(budget: int, precision: Precision) -> None:
+    ledger = Ledger(budget)
+    plan = plan_memory(ledger, WORKER, DRIVER, precision, 1024)
+    worker_page, driver_page = (KVCache.page_bytes(config, precision.activations) for config in (WORKER, DRIVER))
+    assert ledger.entries == {
+        "worker weights": weight_bytes(WORKER, precision.weights),
+        "driver weights": weight_bytes(DRIVER, precision.weights),
+        "workspaces": sum(workspace_bytes(config, 1024, precision.activations) for config in (WORKER, DRIVER)),
+        "driver KV pool": plan.driver_pages * driver_page,
+        "worker KV pool": plan.worker_pages * worker_page,
+    }
+    assert 0 <= ledger.free_bytes < worker_page
+    assert plan.driver_pages <= 32_768 // PAGE_TOKENS
+
+
+def test_one_model_for_both_roles_is_booked_once_and_shares_its_pages() -> None:
+    ledger = Ledger(8 * GIB)
+    plan = plan_memory(ledger, WORKER, None, FLOAT32, 1024)
+    assert set(ledger.entries) == {"worker weights", "workspaces", "worker KV pool"}
+    assert plan.driver_pages == plan.worker_pages > 0
+
+
+def test_a_small_budget_gives_the_driver_half_of_what_is_left_at_most() -> None:
+    fixed = Ledger(100 * GIB)
+    plan_memory(fixed, WORKER, DRIVER, FLOAT32, 1024)
+    weights = sum(size for holder, size in fixed.entries.items() if "pool" not in holder)
+    ledger = Ledger(weights + GIB)
+    plan_memory(ledger, WORKER, DRIVER, FLOAT32, 1024)
+    assert ledger.entries["driver KV pool"] <= GIB // 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"), [(GIB, "worker weights needs"), (4 * GIB, "driver weights needs"), (0, "worker weights")]
+)
+def test_weights_that_do_not_fit_are_refused_by_name(budget: int, message: str) -> None:
+    with pytest.raises(CapacityError, match=message):
+        plan_memory(Ledger(budget), WORKER, DRIVER, FLOAT32, 1024)
+
+
+def test_a_pool_too_small_to_work_with_is_refused_with_the_knob() -> None:
+    weights = weight_bytes(WORKER, torch.float32) + workspace_bytes(WORKER, 1024, torch.float32)
+    minimum = 1024 * WORKER.kv_bytes_per_token(4)
+    with pytest.raises(CapacityError, match=r"the worker KV pool needs at least .* \(1024 tokens\).*--memory"):
+        plan_memory(Ledger(weights + minimum - 1), WORKER, None, FLOAT32, 1024)
+    assert plan_memory(Ledger(weights + minimum), WORKER, None, FLOAT32, 1024).worker_pages == 16
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("only", [None, "torch_onednn", "reference"])
+def test_loaded_weights_fit_what_was_booked_for_them(family: str, tied: bool, only: str | None) -> None:
+    """The plan may round up, by a tenth at most, and never down."""
+    model = tiny.random_hf_model(family, tied=tied)
+    config = config_from_hf(model.config.to_dict())
+    kernels = choose_kernels(KernelContext("cpu", torch.float32, torch.float32, config.head_dim), only=only)
+    decoder = Decoder.load(config, kernels, tiny.StateDictCheckpoint(tiny.hf_tensors(model)), torch.float32)
+    booked = weight_bytes(config, torch.float32)
+    assert decoder.num_bytes <= booked <= 1.1 * decoder.num_bytes
+
+
+def test_pages_take_what_was_booked_for_them() -> None:
+    config = replace(WORKER, num_layers=2)
+    kernels = choose_kernels(KernelContext("cpu", torch.bfloat16, torch.bfloat16, 64), only="reference")
+    cache = KVCache(config, 3, torch.bfloat16, kernels)
+    assert cache.k.nbytes + cache.v.nbytes == 3 * KVCache.page_bytes(config, torch.bfloat16)
+
+
+def test_a_ledger_is_the_given_budget_or_what_is_free_less_a_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.memory_plan.available_bytes", lambda: 5 * GIB)
+    assert new_ledger(123).budget_bytes == 123
+    assert new_ledger(None).budget_bytes == 4 * GIB
+    monkeypatch.setattr("antiphon.memory_plan.available_bytes", lambda: GIB // 2)
+    assert new_ledger(None).budget_bytes == 0

@@ -1,0 +1,210 @@
+"""A conversation as tokens: every turn computes only what is new, and a failed turn loses nothing but itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+import tiny_models as tiny
+from tiny_models import prompt, running_client
+from transformers import PreTrainedModel
+
+from antiphon.engine.errors import AbortedError, AntiphonError, CapacityError, InputError
+from antiphon.engine.sampling_params import SamplingParams
+from antiphon.scheduler.client import LaneClient
+from antiphon.scheduler.row import Row, RowKind
+from antiphon.scheduler.session import Session
+
+T = TypeVar("T")
+
+GREEDY = SamplingParams(max_new_tokens=6)
+TOKENIZER = tiny.tiny_tokenizer()
+END = min(TOKENIZER.eos_ids)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, 30))
+
+
+def session(client: LaneClient, max_tokens: int = 1000) -> Session:
+    return Session(client, TOKENIZER, END, max_tokens)
+
+
+def fresh_tokens(model: PreTrainedModel, ids: list[int], params: SamplingParams = GREEDY) -> tuple[int, ...]:
+    row = Row(RowKind.SUFFIX, list(ids), params)
+    tiny.tiny_engine(model).run([row])
+    return row.future.result().new_token_ids
+
+
+@pytest.mark.parametrize("length", [5, 63, 64, 65, 120])
+def test_each_turn_continues_all_that_was_computed_before(model: PreTrainedModel, length: int) -> None:
+    """Cached tokens of a turn are all tokens before it but the last generated one and the end token behind it."""
+    with running_client(tiny.tiny_engine(model)) as client:
+        talk, history = session(client), []
+        cached = 0
+        for turn in range(4):
+            talk.append(prompt(length, seed=turn))
+            history += prompt(length, seed=turn)
+            made = run(talk.generate(GREEDY))
+            assert made.token_ids == fresh_tokens(model, history)
+            assert made.finish_reason == "length"
+            assert (made.cached_tokens, made.decode_tokens) == (cached, 6)
+            assert made.prefill_tokens == len(history) - cached
+            cached = len(history) + 5
+            history += [*made.token_ids, END]
+            assert talk.token_ids == history
+            assert talk.free_tokens == 1000 - len(history)
+        talk.close()
+
+
+def test_a_turn_that_ended_by_itself_is_not_ended_twice(model: PreTrainedModel) -> None:
+    plain = fresh_tokens(model, prompt(20))
+    engine = tiny.tiny_engine(model, eos_ids=TOKENIZER.eos_ids)
+    bias = SamplingParams(max_new_tokens=6, logit_bias={END: 1000.0})
+    with running_client(engine) as client:
+        talk = session(client)
+        talk.append(prompt(20))
+        made = run(talk.generate(bias))
+        assert (made.token_ids, made.text, made.finish_reason) == ((END,), "", "stop")
+        assert talk.token_ids == [*prompt(20), END]
+        talk.append(prompt(3))
+        assert run(talk.generate(GREEDY)).text != TOKENIZER.decode(plain)
+        talk.close()
+
+
+def test_a_grammar_holds_for_one_turn(model: PreTrainedModel) -> None:
+    with running_client(tiny.tiny_engine(model)) as client:
+        talk = session(client)
+        talk.append(prompt(20))
+        made = run(talk.generate(GREEDY, 'start: "yes" | "no"'))
+        assert made.text in ("yes", "no") and made.finish_reason == "stop"
+        assert talk.token_ids[-1] == END
+        talk.append(prompt(3))
+        assert run(talk.generate(GREEDY)).text not in ("yes", "no")
+        with pytest.raises(InputError, match="grammar: "):
+            talk.append(prompt(3))
+            run(talk.generate(GREEDY, "start: ["))
+        assert len(run(talk.generate(GREEDY)).token_ids) == 6
+        talk.close()
+
+
+def test_another_session_finds_the_full_pages_of_the_same_beginning(model: PreTrainedModel) -> None:
+    with running_client(tiny.tiny_engine(model)) as client:
+        first, second, third = session(client), session(client), session(client)
+        first.append(prompt(200))
+        assert run(first.generate(GREEDY)).cached_tokens == 0
+        second.append([*prompt(200)[:140], *prompt(30, seed=1)])
+        made = run(second.generate(GREEDY))
+        assert (made.cached_tokens, made.prefill_tokens) == (128, 42)
+        assert made.token_ids == fresh_tokens(model, [*prompt(200)[:140], *prompt(30, seed=1)])
+        first.close()
+        third.append(prompt(200))
+        assert run(third.generate(GREEDY)).cached_tokens == 192
+        second.close()
+        third.close()
+
+
+def test_a_turn_that_failed_midway_can_be_tried_again(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny.tiny_engine(model)
+    with running_client(engine) as client:
+        talk = session(client)
+        talk.append(prompt(100))
+        first = run(talk.generate(GREEDY))
+        talk.append(prompt(30, seed=1))
+        history = list(talk.token_ids)
+        launch, calls = engine.lane._runner.launch, []
+
+        def failing(batch: Any) -> Any:
+            calls.append(batch)
+            if len(calls) == 3:
+                raise RuntimeError("out of memory")
+            return launch(batch)
+
+        monkeypatch.setattr(engine.lane._runner, "launch", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run(talk.generate(GREEDY))
+        assert talk.token_ids == history
+        made = run(talk.generate(GREEDY))
+        assert made.cached_tokens == 64
+        assert made.token_ids == fresh_tokens(model, history)
+        assert history[100:106] == list(first.token_ids)
+        talk.close()
+
+
+def test_a_cancelled_turn_can_be_tried_again_whenever_it_was_cancelled(model: PreTrainedModel) -> None:
+    async def cancel_after(talk: Session, seconds: float) -> None:
+        task = asyncio.create_task(talk.generate(GREEDY))
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    expected = fresh_tokens(model, prompt(100))
+    engine = tiny.tiny_engine(model, step_tokens=20)
+    with running_client(engine) as client:
+        for delay in range(6):
+            talk = session(client)
+            talk.append(prompt(100))
+            run(cancel_after(talk, delay * 0.004))
+            if talk.token_ids == prompt(100):
+                assert run(talk.generate(GREEDY)).token_ids == expected
+            talk.close()
+        run(client.call(engine.lane.store.clear_cached))
+        assert engine.lane.store.pool.num_free == 64
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_computed(model: PreTrainedModel) -> None:
+    engine = tiny.tiny_engine(model)
+    with running_client(engine) as client:
+        talk = session(client, max_tokens=30)
+        talk.append(prompt(24))
+        with pytest.raises(CapacityError, match="24 tokens and 6 new ones do not fit the context of 30"):
+            run(talk.generate(GREEDY))
+        assert engine.lane.num_steps == 0
+        assert len(run(talk.generate(SamplingParams(max_new_tokens=5))).token_ids) == 5
+        assert talk.free_tokens == 0
+        talk.close()
+
+
+def test_a_turn_needs_something_new_to_read(model: PreTrainedModel) -> None:
+    with running_client(tiny.tiny_engine(model)) as client:
+        talk = session(client)
+        with pytest.raises(AntiphonError, match="nothing was appended"):
+            run(talk.generate(GREEDY))
+        talk.append(prompt(5))
+        run(talk.generate(GREEDY))
+        with pytest.raises(AntiphonError, match="nothing was appended"):
+            run(talk.generate(GREEDY))
+        talk.close()
+
+
+def test_a_closed_session_holds_no_page_and_takes_no_turn(model: PreTrainedModel) -> None:
+    engine = tiny.tiny_engine(model)
+    with running_client(engine) as client:
+        talk = session(client)
+        talk.append(prompt(100))
+        run(talk.generate(GREEDY))
+        talk.close()
+        talk.close()
+        run(client.call(engine.lane.store.clear_cached))
+        assert engine.lane.store.pool.num_free == 64
+        with pytest.raises(AntiphonError, match="it was closed"):
+            run(talk.generate(GREEDY))
+
+
+def test_closing_a_session_ends_the_turn_that_is_under_way(model: PreTrainedModel) -> None:
+    async def closed(talk: Session, client: LaneClient) -> None:
+        task = asyncio.create_task(talk.generate(SamplingParams(max_new_tokens=2000)))
+        while client.lane.num_steps < 2:
+            await asyncio.sleep(0.001)
+        talk.close()
+        with pytest.raises(AbortedError):
+            await task
+
+    engine = tiny.tiny_engine(model)
+    with running_client(engine) as client:
+        talk = session(client, max_tokens=4000)
+        talk.append(prompt(100))
+        run(closed(talk, client))
+        assert engine.lane.store.pool.num_free == 64
