@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from antiphon.document import Document
 from antiphon.engine.errors import CapacityError, InputError
@@ -90,17 +90,7 @@ class Corpus:
         if not queries or not all(query.strip() for query in queries):
             raise InputError(f"corpus: a round needs queries with words in them, got {list(queries)}")
         self._num_rounds += 1
-        chat = self._worker.chat
-        request = RoundRequest(
-            prefixes=self.prefixes,
-            suffixes=[chat.worker_suffix(query) for query in queries],
-            params=options.sampling,
-            gate=GateOptions(options.gate, options.readers, readers_decode=not options.second_reader),
-            grammars=[_grammar(options, shard.text) for shard in self.shards],
-            abstain_ids=self._abstain_ids if options.grammar != "none" else (),
-            baseline=self._baseline,
-            order=self._num_rounds,
-        )
+        request = self._request(queries, options)
 
         def ended(shard: int, query: int, gated: bool) -> None:
             if gated and not options.second_reader:
@@ -121,6 +111,22 @@ class Corpus:
             self._released = True
             self._worker.release([*self.prefixes, self._baseline, self._instructions])
             self._second_reader.release()
+
+    def _request(self, queries: Sequence[str], options: ScatterOptions) -> RoundRequest:
+        """The worker's rows. With a second reader they only locate: no row decodes, and the likelihood gate does not
+        look at first tokens, so no grammar is needed."""
+        locates = options.second_reader
+        needs_grammar = options.grammar != "none" and not (locates and options.gate == "likelihood")
+        return RoundRequest(
+            prefixes=self.prefixes,
+            suffixes=[self._worker.chat.worker_suffix(query) for query in queries],
+            params=replace(options.sampling, max_new_tokens=1) if locates else options.sampling,
+            gate=GateOptions(options.gate, options.readers, readers_decode=not locates),
+            grammars=[_grammar(options, shard.text) if needs_grammar else None for shard in self.shards],
+            abstain_ids=self._abstain_ids if needs_grammar else (),
+            baseline=self._baseline,
+            order=self._num_rounds,
+        )
 
     def _reply(self, reply: RowReply) -> WorkerReply:
         tokenizer = self._worker.tokenizer

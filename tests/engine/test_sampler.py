@@ -183,7 +183,6 @@ def test_logprobs_are_those_of_the_model_clamped_and_with_the_likeliest_first() 
         {"repetition_penalty": 0},
         {"max_new_tokens": -1},
         {"num_logprobs": 21},
-        {"stop": ("",)},
         {"temperature": math.nan},
         {"temperature": math.inf},
         {"presence_penalty": math.nan},

@@ -47,14 +47,13 @@ Then: <answer>Chile</answer>
 
 @dataclass(frozen=True)
 class ParSerPrompts:
-    """`worker_instructions` come before every shard (one shared prefix); `query_prefix` starts every suffix.
+    """`worker_instructions` come before every shard: one shared prefix.
 
     `invalid_hint` has a `{reason}`; `last_turn` asks for the answer when no more queries are possible.
     """
 
     version: str = "parser-1"
     worker_instructions: str = WORKER_INSTRUCTIONS
-    query_prefix: str = "Question: "
     driver_system: str = DRIVER_SYSTEM
     invalid_hint: str = (
         "Invalid action: {reason}. Either call query_agents with one query, or write <answer>the answer</answer>."

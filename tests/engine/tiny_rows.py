@@ -1,0 +1,41 @@
+"""Rows for tiny engines: made, run, and their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tiny_models as tiny
+from tiny_models import TinyEngine
+from transformers import PreTrainedModel
+
+from antiphon.engine.prefix_store import Prefix
+from antiphon.engine.sampling_params import SamplingParams
+from antiphon.scheduler.row import Row, RowKind
+
+GREEDY = SamplingParams(max_new_tokens=6)
+
+
+def suffix_row(ids: list[int], prefix: Prefix | None = None, params: SamplingParams = GREEDY, **parts: Any) -> Row:
+    before = [] if prefix is None else list(prefix.token_ids)
+    return Row(RowKind.SUFFIX, [*before, *ids], params, prefix=prefix, **parts)
+
+
+def read_row(ids: list[int], *, pinned: bool = True) -> Row:
+    return Row(RowKind.READ, list(ids), SamplingParams(max_new_tokens=0), declare_pinned=pinned)
+
+
+def read(engine: TinyEngine, *token_lists: list[int], pinned: bool = True) -> list[Prefix]:
+    rows = [read_row(ids, pinned=pinned) for ids in token_lists]
+    engine.run(rows)
+    prefixes = [row.future.result().prefix for row in rows]
+    assert all(prefix is not None for prefix in prefixes)
+    return [prefix for prefix in prefixes if prefix is not None]
+
+
+def new_tokens(engine: TinyEngine, rows: list[Row]) -> list[tuple[int, ...]]:
+    engine.run(rows)
+    return [row.future.result().new_token_ids for row in rows]
+
+
+def alone(model: PreTrainedModel, ids: list[int], params: SamplingParams = GREEDY) -> tuple[int, ...]:
+    return new_tokens(tiny.tiny_engine(model), [suffix_row(ids, params=params)])[0]
