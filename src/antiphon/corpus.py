@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -96,9 +97,11 @@ class Corpus:
             if gated and not options.second_reader:
                 on_row(WorkerReply(shard, query, "", "gated", True, None))
 
+        started = time.perf_counter()
         result = await run_round(self._worker.client, request, ended)
         if options.second_reader:
-            return await self._read_again(queries, options, result, on_row)
+            done = await self._read_again(queries, options, result, on_row)
+            return replace(done, seconds=time.perf_counter() - started)
         replies = tuple(self._reply(reply) for reply in result.replies)
         for reply in replies:
             if not reply.abstained:
@@ -175,7 +178,7 @@ class Corpus:
         results = [first, *second]
         return Round(
             tuple(replies),
-            first.seconds + max((result.seconds for result in second), default=0.0),
+            first.seconds,
             sum(result.prefill_tokens for result in results),
             first.cached_tokens,
             sum(result.decode_tokens for result in results),
@@ -208,6 +211,7 @@ async def read_corpus(
     shards = await asyncio.to_thread(document.sharded, worker.tokenizer, shard_tokens, shard_overlap)
     texts = [worker.chat.shard_tokens(shard.text) for shard in shards]
     _check_pool(worker, len(instruction_ids), texts)
+    second_reader = SecondReader(driver, worker_instructions)
     instructions, num_computed = await worker.read_counted(instruction_ids)
     done_shards = done_tokens = 0
     total_tokens = sum(map(len, texts))
@@ -236,7 +240,7 @@ async def read_corpus(
         instructions,
         baseline,
         reads,
-        SecondReader(driver, worker_instructions),
+        second_reader,
         num_computed + sum(result.prefill_tokens for result in reads),
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from antiphon import bench_round as module
 from antiphon.bench_round import BenchRoundOptions, bench_round, round_floor, take_tokens
@@ -16,7 +17,9 @@ from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
 from antiphon.engine.model_source import resolve_model
 from antiphon.machine import MachineRates
+from antiphon.memory_plan import Precision
 
+_FLOAT32 = Precision(torch.float32, torch.float32)
 _CONFIG = ModelConfig(
     model_type="qwen2",
     hidden_size=8,
@@ -83,11 +86,11 @@ def test_the_prefill_floor_counts_every_product_once() -> None:
     linear, head = 2 * (8 * 24 + 3 * 8 * 16), 8 * 32
     positions = sum(60 + 1 + place for place in range(5))
     later = 3 * (2 * linear * 5 + 2 * head + 4 * 2 * 4 * 2 * positions)
-    floor = round_floor(_CONFIG, _COMPUTE_BOUND, 4, _OPTIONS, first=False)
+    floor = round_floor(_CONFIG, _COMPUTE_BOUND, _FLOAT32, _OPTIONS, first=False)
     assert floor.prefill_flops == later
     assert floor.prefill_seconds == pytest.approx(later / 1e6)
     read = 3 * (2 * linear * 60 + 4 * 2 * 4 * 2 * sum(range(1, 61)))
-    assert round_floor(_CONFIG, _COMPUTE_BOUND, 4, _OPTIONS, first=True).prefill_flops == later + read
+    assert round_floor(_CONFIG, _COMPUTE_BOUND, _FLOAT32, _OPTIONS, first=True).prefill_flops == later + read
 
 
 def test_the_decode_floor_reads_weights_and_live_keys_and_values_each_step() -> None:
@@ -95,9 +98,9 @@ def test_the_decode_floor_reads_weights_and_live_keys_and_values_each_step() -> 
     per_token = 2 * 2 * 1 * 4 * 4
     # Three new tokens are two passes: the first token comes with the prefill. They see 66 and 67 tokens.
     expected = 2 * weights + 3 * per_token * (66 + 67)
-    floor = round_floor(_CONFIG, _MEMORY_BOUND, 4, _OPTIONS, first=False)
+    floor = round_floor(_CONFIG, _MEMORY_BOUND, _FLOAT32, _OPTIONS, first=False)
     assert floor.decode_bytes == expected
     assert floor.decode_seconds == pytest.approx(expected / 1e6)
     assert floor.seconds == pytest.approx(floor.prefill_seconds + floor.decode_seconds)
-    one = round_floor(_CONFIG, _MEMORY_BOUND, 4, replace(_OPTIONS, new_tokens=1), first=False)
+    one = round_floor(_CONFIG, _MEMORY_BOUND, _FLOAT32, replace(_OPTIONS, new_tokens=1), first=False)
     assert (one.decode_bytes, one.decode_seconds) == (0, 0.0)

@@ -132,7 +132,7 @@ def test_configurations_are_read_from_a_comma_list_although_names_hold_commas() 
     assert chosen[1].parser_options(4) == {"gate": "both", "second_reader": True, "readers": 4}
     gates = parse_configurations("gates")
     assert len(gates) == 6
-    unlimited = [c.name for c in gates if c.parser_options(4)["readers"] is None]
+    unlimited = [c.name for c in gates if c.parser_options(4)["readers"] == 0]
     assert unlimited == ["gate=first-token,second-reader=off"]
 
 

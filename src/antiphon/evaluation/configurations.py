@@ -29,7 +29,7 @@ class Configuration:
         if self.gate is None:
             return {}
         limited = self.gate != "first-token" or self.second_reader
-        readers = num_readers if limited else None
+        readers = num_readers if limited else 0
         return {"gate": self.gate, "second_reader": bool(self.second_reader), "readers": readers}
 
 

@@ -18,9 +18,12 @@ Gate = Literal["first-token", "likelihood", "both", "none"]
 class ParSerOptions:
     """Paper: 12 turns of a thinking driver, 2,048 tokens each; workers at temperature 0.7, 512 new tokens; no grammars.
 
-    Ours by default: greedy workers, grammars for both models, and a first turn that must query. Lengths are tokens.
+    Ours by default: greedy workers, grammars for both models, a first turn that must query, and, for the embedded pair
+    (whose worker locates well and answers badly, docs/results.md), the likelihood gate before a second reader; with
+    a worker that can abstain, `gate="first-token", readers=0, second_reader=False` is exact. Lengths are tokens.
     `max_repeats` turns in a row that only repeat earlier queries force the answer (0 never does).
-    `driver_context` 0 is the driver's own limit. `readers` is how many shards of a query go on after a likelihood gate.
+    `driver_context` 0 is the driver's own limit. `readers` is how many shards of a query go on
+    after the gate (0: all that do not abstain).
     `shard_tokens` and `shard_overlap` are for documents that `ParSer.ask` registers itself.
     """
 
@@ -36,11 +39,11 @@ class ParSerOptions:
     worker_temperature: float = 0.0
     worker_top_p: float = 1.0
     reply_grammar: ReplyGrammar = "unknown-or-json"
-    gate: Gate = "first-token"
-    readers: int | None = None
-    second_reader: bool = False
+    gate: Gate = "likelihood"
+    readers: int = 3
+    second_reader: bool = True
     observation_tokens: int = 2048
-    shard_tokens: int = 1024
+    shard_tokens: int = 512
     shard_overlap: int = 0
     seed: int = 0
 
@@ -53,8 +56,8 @@ class ParSerOptions:
             (self.max_repeats >= 0, "max_repeats must not be negative"),
             (self.reply_grammar in get_args(ReplyGrammar), f"reply_grammar must be one of {get_args(ReplyGrammar)}"),
             (self.gate in get_args(Gate), f"gate must be one of {get_args(Gate)}"),
-            (self.readers is None or self.readers >= 1, "readers must be at least 1"),
-            (self.gate != "likelihood" or self.readers is not None, "the likelihood gate needs a number of readers"),
+            (self.readers >= 0, "readers must not be negative"),
+            (self.gate != "likelihood" or self.readers > 0, "the likelihood gate needs a number of readers"),
             (self.observation_tokens >= 64, "observation_tokens must be at least 64"),
         )
         for holds, message in checks:

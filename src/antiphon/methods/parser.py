@@ -180,7 +180,7 @@ class _Inquiry:
             sampling=options.worker_sampling(),
             grammar=options.reply_grammar,
             gate=options.gate,
-            readers=options.readers,
+            readers=options.readers or None,
             second_reader=options.second_reader,
         )
 
