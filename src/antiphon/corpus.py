@@ -14,7 +14,7 @@ from antiphon.engine.prefix_store import Prefix
 from antiphon.events import EventSink, ReadProgress
 from antiphon.loaded_model import LoadedModel
 from antiphon.methods.backend import ScatterOptions
-from antiphon.methods.worker_reply import ABSTENTION, reply_grammar
+from antiphon.methods.worker_reply import ABSTENTION
 from antiphon.scheduler.gate import GateOptions
 from antiphon.scheduler.round import RoundRequest, RoundResult, RowReply, run_round
 from antiphon.scheduler.row import RowResult
@@ -125,19 +125,17 @@ class Corpus:
             suffixes=[self._worker.chat.worker_suffix(query) for query in queries],
             params=replace(options.sampling, max_new_tokens=1) if locates else options.sampling,
             gate=GateOptions(options.gate, options.readers, readers_decode=not locates),
-            grammars=[_grammar(options, shard.text) if needs_grammar else None for shard in self.shards],
+            grammars=[options.reply_lark(shard.text) if needs_grammar else None for shard in self.shards],
             abstain_ids=self._abstain_ids if needs_grammar else (),
             baseline=self._baseline,
             order=self._num_rounds,
         )
 
     def _reply(self, reply: RowReply) -> WorkerReply:
-        tokenizer = self._worker.tokenizer
-        token_ids = [token_id for token_id in reply.token_ids if token_id not in tokenizer.eos_ids]
         return WorkerReply(
             shard=reply.prefix_index,
             query=reply.query_index,
-            text=tokenizer.decode(token_ids),
+            text=self._worker.text(reply.token_ids),
             finish_reason=reply.finish_reason.value,
             abstained=reply.abstained or not reply.chosen,
             relevance=reply.relevance,
@@ -183,10 +181,6 @@ class Corpus:
             first.cached_tokens,
             sum(result.decode_tokens for result in results),
         )
-
-
-def _grammar(options: ScatterOptions, shard_text: str) -> str | None:
-    return None if options.grammar == "none" else reply_grammar(options.grammar, shard_text)
 
 
 async def read_corpus(

@@ -40,6 +40,10 @@ class LoadedModel:
         """A new conversation."""
         return Session(self.client, self.tokenizer, self.chat.end_id(), self.max_context_tokens)
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Tokens as text, without end tokens."""
+        return self.tokenizer.decode([token_id for token_id in token_ids if token_id not in self.tokenizer.eos_ids])
+
     def first_token_ids(self, text: str) -> tuple[int, ...]:
         """Ids of the tokens that `text` can start with: its non-empty beginnings that are one token."""
         vocabulary = self.tokenizer.hf.get_vocab()

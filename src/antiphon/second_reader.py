@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from antiphon.engine.prefix_store import Prefix
 from antiphon.loaded_model import LoadedModel
 from antiphon.methods.backend import ScatterOptions
-from antiphon.methods.worker_reply import ABSTENTION, reply_grammar
+from antiphon.methods.worker_reply import ABSTENTION
 from antiphon.scheduler.gate import GateOptions
 from antiphon.scheduler.round import RoundRequest, RoundResult, RowReply, run_round
 from antiphon.sharding import Shard
@@ -41,7 +41,7 @@ class SecondReader:
                 suffixes=[self._model.chat.worker_suffix(query)],
                 params=options.sampling,
                 gate=GateOptions("none" if options.grammar == "none" else "first-token"),
-                grammars=[_grammar(options, shard) for shard in shards],
+                grammars=[options.reply_lark(shard.text) for shard in shards],
                 abstain_ids=self._model.first_token_ids(ABSTENTION),
             )
             result = await run_round(self._model.client, request)
@@ -58,8 +58,7 @@ class SecondReader:
 
     def text(self, reply: RowReply) -> str:
         """A reply's text without its end token."""
-        tokenizer = self._model.tokenizer
-        return tokenizer.decode([token_id for token_id in reply.token_ids if token_id not in tokenizer.eos_ids])
+        return self._model.text(reply.token_ids)
 
     def release(self) -> None:
         """Gives up the instructions' prefix; shards' prefixes are evicted when their pages are wanted."""
@@ -72,7 +71,3 @@ class SecondReader:
             if self._instructions is None:
                 self._instructions = await self._model.read(self._instruction_ids)
             return self._instructions
-
-
-def _grammar(options: ScatterOptions, shard: Shard) -> str | None:
-    return None if options.grammar == "none" else reply_grammar(options.grammar, shard.text)

@@ -10,6 +10,7 @@ from antiphon.document import Document
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.events import EventSink
 from antiphon.methods.options import Gate, ReplyGrammar
+from antiphon.methods.worker_reply import reply_grammar
 from antiphon.sharding import Shard
 
 
@@ -22,6 +23,10 @@ class ScatterOptions:
     gate: Gate = "first-token"
     readers: int | None = None
     second_reader: bool = False
+
+    def reply_lark(self, shard_text: str) -> str | None:
+        """The grammar of replies about a shard, as Lark text; None where workers write freely."""
+        return None if self.grammar == "none" else reply_grammar(self.grammar, shard_text)
 
 
 class WorkerReply(Protocol):
