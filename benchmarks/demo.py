@@ -14,11 +14,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-QUESTION = "Who published the algorithm that is called gestalt pattern matching?"
+QUESTION = "Who contributed the authentication code for imaplib?"
 MODULES = (
     "argparse", "configparser", "dataclasses", "difflib", "fractions", "ftplib", "functools", "heapq", "imaplib",
 )  # fmt: skip
-ANSWER_MODULE, NAMES = "difflib", ("Ratcliff", "Obershelp")
+ANSWER_MODULE, NAMES = "imaplib", ("Donn Cave",)
 
 
 def main() -> int:

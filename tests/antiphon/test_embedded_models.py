@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,26 @@ def test_greedy_of_the_real_0_5b_equals_transformers_over_64_tokens_of_4_prompts
                 pad_token_id=0,
             )
         assert output[0, len(prompt) :].tolist() == tokens
+
+
+_LOAD = """
+import asyncio, psutil
+from antiphon import Engine, EngineOptions
+
+async def main():
+    before = psutil.Process().memory_info().rss
+    async with Engine(EngineOptions(worker="qwen2.5-coder-0.5b"), worker_only=True) as engine:
+        print(psutil.Process().memory_info().rss - before, engine.worker.weight_bytes)
+
+asyncio.run(main())
+"""
+
+
+def test_no_full_precision_copy_of_the_weights_stays_behind() -> None:
+    """Resident memory grows by the weights as held and half a gigabyte at most; float32 would be a gigabyte more."""
+    done = subprocess.run([sys.executable, "-c", _LOAD], check=True, capture_output=True, text=True)
+    grown, weights = map(int, done.stdout.split())
+    assert weights * 0.9 < grown < weights + (1 << 29)
 
 
 def test_a_fact_in_one_place_is_found_with_its_line(tmp_path: Path) -> None:
