@@ -97,10 +97,11 @@ asyncio.run(main())
 
 
 def test_no_full_precision_copy_of_the_weights_stays_behind() -> None:
-    """Resident memory grows by the weights as held and half a gigabyte at most; float32 would be a gigabyte more."""
+    """Resident memory grows by the weights as held and at most a gigabyte (tokenizer, grammar tables, workspaces);
+    a float32 copy beside them would be twice the weights, 2.5 GB, more."""
     done = subprocess.run([sys.executable, "-c", _LOAD], check=True, capture_output=True, text=True)
     grown, weights = map(int, done.stdout.split())
-    assert weights * 0.9 < grown < weights + (1 << 29)
+    assert weights * 0.9 < grown < weights + (1 << 30)
 
 
 def test_a_fact_in_one_place_is_found_with_its_line(tmp_path: Path) -> None:
