@@ -94,7 +94,7 @@ class Corpus:
         request = self._request(queries, options)
 
         def ended(shard: int, query: int, gated: bool) -> None:
-            if gated and not options.second_reader:
+            if gated:
                 on_row(WorkerReply(shard, query, "", "gated", True, None))
 
         started = time.perf_counter()
@@ -172,7 +172,8 @@ class Corpus:
                 text, reason, abstained = self._second_reader.text(again), again.finish_reason.value, again.abstained
             merged = WorkerReply(reply.prefix_index, reply.query_index, text, reason, abstained, reply.relevance)
             replies.append(merged)
-            on_row(merged)
+            if again is not None:  # the others' rows ended with the first reader, and were told then
+                on_row(merged)
         results = [first, *second]
         return Round(
             tuple(replies),

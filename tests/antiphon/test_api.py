@@ -191,3 +191,17 @@ def test_two_engines_in_one_process_do_not_meet(tiny_model: Path) -> None:
             await first.worker.client.call(first.worker.client.core.check_integrity)
 
     run(work())
+
+
+@pytest.mark.parametrize("second_reader", [False, True])
+def test_every_row_is_told_once_when_it_ends(tiny_model: Path, second_reader: bool) -> None:
+    async def work() -> None:
+        async with Engine(options(tiny_model)) as engine:
+            corpus = await registered(engine)
+            told: list[tuple[int, int]] = []
+            how = scatter_options(gate="likelihood", readers=2, second_reader=second_reader, grammar="none")
+            await corpus.scatter(["Who?", "Where?"], how, lambda reply: told.append((reply.query, reply.shard)))
+            assert sorted(told) == [(query, shard) for query in range(2) for shard in range(len(corpus.shards))]
+            await corpus.release()
+
+    run(work())
