@@ -81,3 +81,13 @@ def test_good_input_is_not_refused(book: Path, tiny_model: Path, capsys: pytest.
     """Negative control: the same command without the fault answers."""
     code = main(ask(book, "--memory", "2GiB", "--rounds", "1", "--max-new-tokens", "4", "--quiet", model=tiny_model))
     assert code == 0, capsys.readouterr().err
+
+
+def test_the_exact_gate_can_be_asked_for_and_the_likelihood_gate_needs_readers(
+    book: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("--memory", "2GiB", "--rounds", "1", "--max-new-tokens", "4", "--quiet", "--readers", "0")
+    exact = ask(book, *few, "--gate", "first-token", "--no-second-reader", model=tiny_model)
+    assert main(exact) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    refused(ask(book, *few, "--gate", "likelihood", model=tiny_model), "needs a number of readers", capsys)

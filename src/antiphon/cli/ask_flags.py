@@ -84,7 +84,11 @@ Gate = Annotated[
 Readers = Annotated[
     int | None,
     typer.Option(
-        "--readers", metavar="N", min=1, rich_help_panel=_METHOD, help="Shards of a query that pass a likelihood gate."
+        "--readers",
+        metavar="N",
+        min=0,
+        rich_help_panel=_METHOD,
+        help="Shards of a query that pass the gate; 0: all that do not abstain.",
     ),
 ]
 SecondReader = Annotated[
