@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <new>
+
+#include "cpu/workspace.h"
 
 namespace antiphon::cpu {
 namespace {
@@ -45,29 +45,6 @@ void pack_panel(const float* rows, std::ptrdiff_t num_columns, std::ptrdiff_t nu
     }
   }
 }
-
-// A buffer that each calling thread keeps and grows, at most kChunkBytes, or kCacheRows rows if those take more: allocating it anew
-// for each call costs more in page faults than the packing itself.
-class Workspace {
- public:
-  float* at_least(std::ptrdiff_t num_floats) {
-    if (num_floats > num_floats_) {
-      data_.reset();
-      num_floats_ = 0;
-      data_.reset(static_cast<float*>(::operator new(sizeof(float) * num_floats, kAlignment)));
-      num_floats_ = num_floats;
-    }
-    return data_.get();
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Free {
-    void operator()(float* data) const { ::operator delete(data, kAlignment); }
-  };
-  std::unique_ptr<float, Free> data_;
-  std::ptrdiff_t num_floats_ = 0;
-};
 
 // One call's shapes, and the tile at (rows, panel, block of k).
 struct Call {
@@ -172,7 +149,7 @@ void linear_many_rows(const Call& call, const float* x, std::ptrdiff_t num_rows,
   const std::ptrdiff_t num_panels = call.num_panels();
   const std::ptrdiff_t num_tasks = ceil_div(num_panels, kPanelsPerTask);
   thread_local Workspace workspace;
-  float* packed = workspace.at_least(chunk_rows * num_k);
+  float* packed = workspace.at_least<float>(chunk_rows * num_k);
 #pragma omp parallel num_threads(num_threads)
   for (std::ptrdiff_t first_row = 0; first_row < num_rows; first_row += chunk_rows) {
     const PackedChunk chunk{packed, std::min(chunk_rows, num_rows - first_row), num_k};
