@@ -40,14 +40,14 @@ class AttentionRow:
 class AttentionPlan:
     """The rows of one batch, planned once and used by every layer. Plain arrays, all contiguous and on the CPU.
 
-    | field          | dtype | shape         | meaning                                         |
-    |----------------|-------|---------------|-------------------------------------------------|
+    | field          | dtype | shape         | meaning                                            |
+    |----------------|-------|---------------|----------------------------------------------------|
     | block_tables   | int32 | [rows, pages] | page of each `page_tokens` tokens, -1 past the end |
-    | row_starts     | int64 | [rows + 1]    | where each row's new tokens start in the batch  |
-    | context_tokens | int64 | [rows]        | tokens of the row that were stored before these |
+    | row_starts     | int64 | [rows + 1]    | where each row's new tokens start in the batch     |
+    | context_tokens | int64 | [rows]        | tokens of the row that were stored before these    |
 
-    Row r's new token i has position `p = context_tokens[r] + i`, lies in slot
-    `block_tables[r, p // page_tokens] * page_tokens + p % page_tokens`, and its query sees the keys of positions 0 to p.
+    Row r's new token i has position `p = context_tokens[r] + i` and lies in slot
+    `block_tables[r, p // page_tokens] * page_tokens + p % page_tokens`; its query sees the keys of positions 0 to p.
     """
 
     block_tables: Tensor

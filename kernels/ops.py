@@ -36,7 +36,8 @@ class LayerCache:
 
     `k_scale, v_scale [num_kv_heads, num_slots]` (float32) are there with int8 alone, one scale per token and head:
     a stored vector stands for `int8 * scale`, where `scale = absmax / 127` and `int8 = rint(x * (127 / absmax))`, in
-    fp32, ties to even. An all-zero vector has scale 0.
+    fp32, ties to even. An all-zero vector has scale 0. A page's scale would change as tokens are appended
+    (docs/decisions/0005).
     """
 
     k: Tensor
@@ -101,7 +102,7 @@ class SiluAndMul(Protocol):
 
 
 class CopyPages(Protocol):
-    """Copies whole pages within a pool `[layers, kv_heads, slots, head_dim]`, or its scales `[layers, kv_heads, slots]`:
+    """Copies whole pages within a pool `[layers, kv_heads, slots, head_dim]` or its scales `[layers, kv_heads, slots]`:
     page `source[i]` to `target[i]`."""
 
     def __call__(self, pool: Tensor, page_tokens: int, source: list[int], target: list[int]) -> None: ...
