@@ -31,7 +31,9 @@ class PlainLinear:
 
 def linear_reason(context: KernelContext) -> str | None:
     """Why the reference cannot serve, or None."""
-    return "keeps weights as they come, int8 is not served" if context.weight_dtype == torch.int8 else None
+    if not context.weight_dtype.is_floating_point:
+        return f"keeps weights as they come, {context.weight_dtype} is not served"
+    return None
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
