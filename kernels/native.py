@@ -87,7 +87,7 @@ class NativePackedLinear:
         """Bytes of the packed weight and the bias."""
         return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
-    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
         """`x [..., in_features]` to `[..., out_features]`, both float32 on the CPU, `out` contiguous.
 
         Every element of the result depends on its own row of x alone, bitwise. TypeError or ValueError, before any
@@ -104,12 +104,9 @@ class NativePackedLinear:
                 raise ValueError(f"out is {tuple(out.shape)} with strides {out.stride()}; need contiguous {shape}")
         num_rows = out.numel() // self.out_features
         self._kernel.run(x.data_ptr(), num_rows, out.data_ptr(), torch.get_num_threads())
-        return out
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`forward`, with `residual [..., out_features]` added last."""
-        out = self.forward(x)
         return out if residual is None else out.add_(residual)
+
+    __call__ = forward
 
     def _check_operand(self, name: str, operand: Tensor, features: int) -> None:
         if operand.dtype != torch.float32 or operand.device.type != "cpu":

@@ -80,7 +80,7 @@ def test_every_form_is_right_and_writes_every_element(
 ) -> None:
     x, weight, bias = operands(*shape)
     out = torch.full((shape[0], shape[2]), float("nan"))
-    y = native.pack_linear(weight, bias, storage).forward(x, out)
+    y = native.pack_linear(weight, bias, storage).forward(x, out=out)
     assert y is out
     error, bound = error_and_bound(y, x, stored(weight, storage), bias)
     assert (error <= bound).all()
@@ -172,12 +172,12 @@ def test_wrong_operands_are_refused_before_any_work() -> None:
     out = torch.full((4, 48), 7.0)
     for wrong in (x.double(), x.bfloat16()):
         with pytest.raises(TypeError, match="float32"):
-            layer.forward(wrong, out)
+            layer(wrong, out=out)
     with pytest.raises(ValueError, match="last size must be 32"):
-        layer.forward(x[:, :31], out)
+        layer(x[:, :31], out=out)
     for wrong_out in (torch.empty(3, 48), torch.empty(48, 4).T, torch.empty(4, 96)[:, ::2]):
         with pytest.raises(ValueError, match="out is"):
-            layer.forward(x, wrong_out)
+            layer(x, out=wrong_out)
     assert (out == 7.0).all()
 
 
