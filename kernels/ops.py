@@ -37,7 +37,7 @@ class LayerCache:
     `k_scale, v_scale [num_kv_heads, num_slots]` (float32) are there with int8 alone, one scale per token and head:
     a stored vector stands for `int8 * scale`, where `scale = absmax / 127` and `int8 = rint(x * (127 / absmax))`, in
     fp32, ties to even. A vector of zeros (all below 1e-35) has scale 0. Why not one scale for a page:
-    docs/decisions/0005.
+    docs/decisions/0005-kv-scales-per-token.md.
     """
 
     k: Tensor
