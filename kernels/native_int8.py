@@ -1,8 +1,8 @@
 """The packed int8 linear layer in C++ (csrc/cpu/int8_linear.h): half of bfloat16's bytes, and exact sums.
 
 Weights are int8 with one scale per output; activations are quantised per row as they are packed, on the AVX2 and
-portable forms to int16 with as many levels as the exact int32 sum allows (10,000 and more on the usual weights), so that
-the weights' 8 bits are all that is lost. A row's result does not depend on the rows beside it, nor on the threads.
+portable forms to int16 with as many levels as the exact int32 sum allows (some 8,000 and more on the usual weights), so
+that the weights' 8 bits are all that is lost. A row's result depends neither on the rows beside it nor on the threads.
 """
 
 from __future__ import annotations
