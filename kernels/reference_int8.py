@@ -47,7 +47,7 @@ def quantize_activations(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     absmax = x.abs().amax(1)
     finite = torch.isfinite(absmax)
     used = finite & (absmax >= SMALLEST_ABSMAX)
-    count = torch.tensor(float(levels))
+    count = torch.tensor(float(levels), device=x.device)
     scale = torch.where(used, absmax / count, torch.where(finite, 0.0, float("nan")))
     inverse = torch.where(used, count / absmax, 0.0)
     quantized = torch.where(used[:, None], (x * inverse[:, None]).round_(), 0.0)
@@ -72,7 +72,7 @@ class Int8PlainLinear:
         """`x [..., in]` to `[..., out]`, `x @ weight.T + bias (+ residual)`, in x's dtype."""
         rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
         quantized, x_scale = quantize_activations(rows, self.levels)
-        out = torch.empty(rows.shape[0], self.weight.shape[0])
+        out = torch.empty(rows.shape[0], self.weight.shape[0], device=x.device)
         for first in range(0, self.weight.shape[0], _STRIP_ROWS):
             strip = slice(first, first + _STRIP_ROWS)
             sums = quantized @ self.weight[strip].double().T
@@ -85,8 +85,8 @@ class Int8PlainLinear:
 
 def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     """See `ops.PackLinear`. Quantises in strips, so that no whole fp32 copy is held."""
-    quantized = torch.empty(weight.shape, dtype=torch.int8)
-    scale = torch.empty(weight.shape[0])
+    quantized = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(weight.shape[0], device=weight.device)
     max_absolute_sum = 0
     for first in range(0, weight.shape[0], _STRIP_ROWS):
         strip = slice(first, first + _STRIP_ROWS)
