@@ -29,8 +29,10 @@ from antiphon.scheduler.lane import Lane
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is made of. `memory_bytes` is the whole budget (None: what is free); `step_tokens` bounds one
-    batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by `choose_precision`."""
+    """What an engine is made of. `threads` is the process's number of threads of computation (None: the native
+    kernels' own, the physical cores unless set before); `memory_bytes` is the whole budget (None: what is free);
+    `step_tokens` bounds one batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by
+    `choose_precision`."""
 
     worker: str = "qwen2.5-coder-0.5b"
     driver: str = "qwen2.5-coder-1.5b"
@@ -72,8 +74,7 @@ class Assembly:
 def assemble(options: EngineOptions, on_loaded: Callable[[str, str, float], None], *, roles: int = 2) -> Assembly:
     """Loads what `options` names and starts the core. `on_loaded(role, name, seconds)` is called after each model.
     With `roles` 1 only the worker is loaded and plays both."""
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    set_threads(options.threads)
     worker_source = resolve_model(options.worker, revision=options.worker_revision)
     driver_source = worker_source
     if roles == 2:
@@ -94,6 +95,16 @@ def assemble(options: EngineOptions, on_loaded: Callable[[str, str, float], None
     models = {role: part.model(core) for role, part in parts.items()}
     core.start()
     return Assembly(core, models["worker"], models.get("driver", models["worker"]), ledger)
+
+
+def set_threads(threads: int | None) -> None:
+    """Gives the native kernels' pool and torch `threads` threads; None leaves the pool's and gives torch as many."""
+    if native.available() is None:
+        if threads is not None:
+            native.set_num_threads(threads)
+        threads = native.num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

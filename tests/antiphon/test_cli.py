@@ -246,7 +246,8 @@ def test_fetching_without_a_terminal_prints_a_line_at_each_tenth() -> None:
 def test_doctor_says_who_serves_each_operation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for piece in ("processor", "torch", "paged_attention", "rms_norm", "qwen2.5-coder-0.5b", "memory"):
+    pieces = ("processor", "torch", "paged_attention", "rms_norm", "qwen2.5-coder-0.5b", "memory", "native uses")
+    for piece in pieces:
         assert piece in out, piece
 
 

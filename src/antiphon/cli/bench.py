@@ -47,7 +47,7 @@ NewTokens = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Rounds, each with a new query.")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", min=1, help="Of computation; all cores if not given.")
+    int | None, typer.Option("--threads", metavar="N", min=1, help="Of computation; the physical cores if not given.")
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"] | None,

@@ -61,11 +61,15 @@ def _machine_lines() -> Iterator[tuple[str, str, str]]:
 def _version_lines() -> Iterator[tuple[str, str, str]]:
     import torch
 
+    from antiphon.kernels import native
+
     yield "antiphon", _version("antiphon"), ""
     yield "python", platform.python_version(), ""
     for name in _LIBRARIES:
         yield name, _version(name), ""
     yield "torch uses", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads", ""
+    there = native.available() is None
+    yield "native uses", f"{native.num_threads()} threads" if there else "nothing: see operations", ""
 
 
 def _operation_lines() -> Iterator[tuple[str, str, str]]:
