@@ -17,29 +17,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/kv_layer.h"
+
 namespace antiphon::cpu {
 
-constexpr std::ptrdiff_t kPageKeys = 64;
 constexpr std::ptrdiff_t kPanel = 16;              // keys (or value columns) that lie beside each other once packed
 constexpr std::ptrdiff_t kAttentionTileRows = 6;   // most rows of a tile
-
-enum class KvStorage { kFloat32, kBfloat16, kInt8 };
-
-constexpr std::ptrdiff_t element_bytes(KvStorage storage) {
-  return storage == KvStorage::kFloat32 ? 4 : storage == KvStorage::kBfloat16 ? 2 : 1;
-}
-
-// One layer's keys and values, [num_kv_heads, num_slots, head_dim]; the scales are [num_kv_heads, num_slots], or null.
-struct KvLayer {
-  const void* k;
-  const void* v;
-  const float* k_scale;
-  const float* v_scale;
-  KvStorage storage;
-  std::ptrdiff_t num_kv_heads;
-  std::ptrdiff_t num_slots;
-  std::ptrdiff_t head_dim;
-};
 
 // Up to 6 query rows over one packed block.
 struct AttentionTile {
@@ -94,17 +77,19 @@ struct AttentionItem {
 
 // The cut of a batch's tokens into items: made once, used by every layer. It cannot change a bit of the result.
 // `block_tables` [num_rows, table_pages] must live as long as the plan; row_starts is [num_rows + 1], context_tokens
-// [num_rows]. `num_groups` is query heads per KV head.
+// [num_rows]. `num_groups` is query heads per KV head. std::invalid_argument where a row has tokens without a page in
+// [0, num_pages), or rows do not follow each other from token 0 on.
 class AttentionPlan {
  public:
   AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t table_pages, const std::int64_t* row_starts,
-                const std::int64_t* context_tokens, std::ptrdiff_t num_rows, std::ptrdiff_t num_groups,
-                std::ptrdiff_t num_kv_heads, int num_threads);
+                const std::int64_t* context_tokens, std::ptrdiff_t num_rows, std::ptrdiff_t num_pages,
+                std::ptrdiff_t num_groups, std::ptrdiff_t num_kv_heads, int num_threads);
 
   const std::vector<AttentionMember>& members() const { return members_; }
   const std::vector<AttentionItem>& items() const { return items_; }
   std::ptrdiff_t num_groups() const { return num_groups_; }
   std::ptrdiff_t num_kv_heads() const { return num_kv_heads_; }
+  std::ptrdiff_t num_tokens() const { return num_tokens_; }
 
  private:
   void cut(const std::vector<AttentionMember>& rows, std::ptrdiff_t most_tokens);
@@ -113,6 +98,7 @@ class AttentionPlan {
   std::vector<AttentionItem> items_;
   std::ptrdiff_t num_groups_;
   std::ptrdiff_t num_kv_heads_;
+  std::ptrdiff_t num_tokens_;
 };
 
 // q and out are float32 [tokens, num_kv_heads * num_groups, head_dim], contiguous.

@@ -1,6 +1,8 @@
 // How a batch's tokens are cut into items of attention. Nothing here can change a bit of the result: see attention.h.
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 
 #include "cpu/attention.h"
 
@@ -30,18 +32,28 @@ bool shares_pages(const AttentionMember& a, const AttentionMember& b) {
   return 2 * shared >= num_blocks;
 }
 
+[[noreturn]] void refuse(std::ptrdiff_t row, const char* why) {
+  throw std::invalid_argument("row " + std::to_string(row) + " of the attention plan " + why);
+}
+
 }  // namespace
 
 AttentionPlan::AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t table_pages,
                              const std::int64_t* row_starts, const std::int64_t* context_tokens,
-                             std::ptrdiff_t num_rows, std::ptrdiff_t num_groups, std::ptrdiff_t num_kv_heads,
-                             int num_threads)
-    : num_groups_(num_groups), num_kv_heads_(num_kv_heads) {
+                             std::ptrdiff_t num_rows, std::ptrdiff_t num_pages, std::ptrdiff_t num_groups,
+                             std::ptrdiff_t num_kv_heads, int num_threads)
+    : num_groups_(num_groups), num_kv_heads_(num_kv_heads), num_tokens_(row_starts[num_rows]) {
   std::vector<AttentionMember> rows;
   for (std::ptrdiff_t row = 0; row < num_rows; ++row) {
     const std::ptrdiff_t num_tokens = row_starts[row + 1] - row_starts[row];
+    if (row_starts[0] != 0 || num_tokens < 0 || context_tokens[row] < 0) refuse(row, "has a negative length");
     if (num_tokens == 0) continue;
     rows.push_back({block_tables + row * table_pages, row_starts[row], num_tokens, context_tokens[row]});
+    const AttentionMember& member = rows.back();
+    if (member.num_blocks() > table_pages) refuse(row, "has more tokens than its block table has pages for");
+    for (std::ptrdiff_t block = 0; block < member.num_blocks(); ++block) {
+      if (member.pages[block] < 0 || member.pages[block] >= num_pages) refuse(row, "has a page that is not in the pool");
+    }
   }
   std::ptrdiff_t item_rows = kItemRows;
   cut(rows, tokens_of(item_rows, num_groups));
