@@ -26,12 +26,14 @@ class PlainLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias (+ residual)`; a narrower weight is widened."""
         out = torch.nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
-        return out if residual is None else residual + out
+        return out if residual is None else out + residual
 
 
 def linear_reason(context: KernelContext) -> str | None:
     """Why the reference cannot serve, or None."""
-    return "keeps weights as they come, int8 is not served" if context.weight_dtype == torch.int8 else None
+    if not context.weight_dtype.is_floating_point:
+        return f"keeps weights as they come, {context.weight_dtype} is not served"
+    return None
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -67,14 +69,16 @@ def rotary_and_store(
 
 def stored_form(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`x [..., head_dim]` as a cache of `dtype` holds it, and the scales `[...]` that int8 has (see `ops.LayerCache`),
-    none of them used by another dtype. A vector with a NaN in it has scale NaN."""
+    none of them used by another dtype. A vector with a NaN in it has scale NaN; one below 1e-35 is stored as zeros with
+    scale 0, as 127 / absmax could overflow."""
     if dtype != torch.int8:
         return x.to(dtype), x.new_empty(0)
     wide = x.float()
     absmax = wide.abs().amax(-1)
-    factor = torch.where(absmax > 0, 127 / absmax, 0)
-    rounded = (wide * factor.unsqueeze(-1)).nan_to_num_(0).round_().clamp_(-127, 127)
-    return rounded.to(torch.int8), absmax / 127
+    absmax = torch.where(absmax < 1e-35, 0, absmax)
+    # By a tensor: torch divides a number by a tensor as reciprocal times number, which rounds twice.
+    factor = torch.where(absmax == 0, 0, torch.full_like(absmax, 127) / absmax)
+    return (wide * factor.unsqueeze(-1)).nan_to_num_(0).round_().to(torch.int8), absmax / 127
 
 
 def gather_runs(pool: Tensor, runs: tuple[Run, ...]) -> Tensor:

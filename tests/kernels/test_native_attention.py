@@ -13,7 +13,6 @@ from torch import Tensor
 
 from antiphon.kernels import native
 from antiphon.kernels.native_attention import paged_attention
-from antiphon.kernels.native_cache import extension
 from antiphon.kernels.ops import AttentionPlan, LayerCache
 from antiphon.kernels.reference import stored_form
 
@@ -32,12 +31,12 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads(), extension().num_threads()
+    before = torch.get_num_threads(), native.num_threads()
     torch.set_num_threads(1)
-    extension().set_num_threads(1)
+    native.set_num_threads(1)
     yield
     torch.set_num_threads(before[0])
-    extension().set_num_threads(before[1])
+    native.set_num_threads(before[1])
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
     shape = Shape()
     rows = [(sequence(context + new, shape, context), context) for context, new in [(0, 130), (70, 5), (129, 1)]]
     expected = attend(rows, shape)
-    extension().set_num_threads(threads)
+    native.set_num_threads(threads)
     for out, one in zip(attend(rows, shape), expected, strict=True):
         assert torch.equal(out, one)
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from antiphon.kernels import reference
-from antiphon.kernels.native_cache import extension
+from antiphon.kernels import native, reference
 from antiphon.kernels.native_rotary import rotary_and_store
 from antiphon.kernels.ops import LayerCache
 
@@ -20,12 +19,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads(), extension().num_threads()
+    before = torch.get_num_threads(), native.num_threads()
     torch.set_num_threads(1)
-    extension().set_num_threads(1)
+    native.set_num_threads(1)
     yield
     torch.set_num_threads(before[0])
-    extension().set_num_threads(before[1])
+    native.set_num_threads(before[1])
 
 
 def poisoned_cache(kv_heads: int, num_slots: int, head_dim: int, dtype: torch.dtype) -> LayerCache:
@@ -103,7 +102,7 @@ def test_a_token_alone_has_the_bits_of_one_in_a_batch_on_any_threads(dtype: torc
     caches = [poisoned_cache(2, 128, 64, dtype) for _ in range(3)]
     whole = run(args, caches[0])
     alone = torch.cat([run(tuple(x[i : i + 1] for x in args), caches[1]) for i in range(50)])
-    extension().set_num_threads(3)
+    native.set_num_threads(3)
     threaded = run(args, caches[2])
     assert torch.equal(whole, alone)
     assert torch.equal(whole, threaded)
