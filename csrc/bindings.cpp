@@ -10,8 +10,10 @@
 #endif
 
 #include "cpu/int8_linear.h"
+#include "cpu/attention.h"
 #include "cpu/linear.h"
 #include "cpu/pool.h"
+#include "cpu/rotary_store.h"
 
 namespace py = pybind11;
 using namespace antiphon::cpu;
@@ -152,6 +154,106 @@ void bind_int8_linear(py::module_& m) {
 
 // ---- end of int8 linear ----
 
+// Attention and rotary_and_store: kernels/native_attention.py, kernels/native_rotary.py.
+
+KvStorage parse_kv_storage(const std::string& name) {
+  if (name == "float32") return KvStorage::kFloat32;
+  if (name == "bfloat16") return KvStorage::kBfloat16;
+  if (name == "int8") return KvStorage::kInt8;
+  throw py::value_error("storage is '" + name + "', it must be float32, bfloat16 or int8");
+}
+
+const AttentionForm& parse_attention_isa(const std::string& isa) {
+#if defined(__x86_64__)
+  if (&parse_isa(isa) == &kAvx2Tiles) return kAvx2Attention;
+#else
+  parse_isa(isa);
+#endif
+  return kPortableAttention;
+}
+
+// The shapes of a model's caches, and the addresses of one layer's.
+struct KvShape {
+  KvStorage storage;
+  std::ptrdiff_t num_kv_heads;
+  std::ptrdiff_t num_slots;
+  std::ptrdiff_t head_dim;
+
+  KvShape(const std::string& storage_name, std::ptrdiff_t kv_heads, std::ptrdiff_t slots, std::ptrdiff_t size)
+      : storage(parse_kv_storage(storage_name)), num_kv_heads(kv_heads), num_slots(slots), head_dim(size) {}
+
+  KvLayer layer(std::uintptr_t k, std::uintptr_t v, std::uintptr_t k_scale, std::uintptr_t v_scale) const {
+    return {pointer<void>(k), pointer<void>(v), pointer<float>(k_scale), pointer<float>(v_scale),
+            storage,          num_kv_heads,     num_slots,               head_dim};
+  }
+};
+
+// A batch's plan under one model: checked and resolved once, run by every layer.
+class PlannedAttention {
+ public:
+  PlannedAttention(std::uintptr_t block_tables, std::ptrdiff_t table_pages, std::uintptr_t row_starts,
+                   std::uintptr_t context_tokens, std::ptrdiff_t num_rows, std::ptrdiff_t num_heads,
+                   const KvShape& shape, const std::string& isa)
+      : form_(parse_attention_isa(isa)),
+        shape_(shape),
+        plan_(pointer<const std::int32_t>(block_tables), table_pages, pointer<const std::int64_t>(row_starts),
+              pointer<const std::int64_t>(context_tokens), num_rows, shape.num_slots / kPageKeys,
+              num_heads / shape.num_kv_heads, shape.num_kv_heads, num_threads()) {}
+
+  std::ptrdiff_t num_tokens() const { return plan_.num_tokens(); }
+  std::size_t num_items() const { return plan_.items().size(); }
+
+  void run(std::uintptr_t q, std::uintptr_t k, std::uintptr_t v, std::uintptr_t k_scale, std::uintptr_t v_scale,
+           std::uintptr_t out) const {
+    py::gil_scoped_release release;
+    paged_attention(form_, plan_, shape_.layer(k, v, k_scale, v_scale), pointer<const float>(q), pointer<float>(out));
+  }
+
+ private:
+  const AttentionForm& form_;
+  KvShape shape_;
+  AttentionPlan plan_;
+};
+
+void bind_rotary_and_store(std::uintptr_t q, std::ptrdiff_t q_token_stride, std::uintptr_t k,
+                           std::ptrdiff_t k_token_stride, std::uintptr_t v, std::ptrdiff_t v_token_stride,
+                           std::uintptr_t cos, std::uintptr_t sin, std::uintptr_t slots, std::ptrdiff_t num_tokens,
+                           std::ptrdiff_t num_heads, const KvShape& shape, std::uintptr_t k_pool, std::uintptr_t v_pool,
+                           std::uintptr_t k_scale, std::uintptr_t v_scale, std::uintptr_t q_out) {
+  py::gil_scoped_release release;
+  const RotaryInput input{pointer<const float>(q),
+                          pointer<const float>(k),
+                          pointer<const float>(v),
+                          q_token_stride,
+                          k_token_stride,
+                          v_token_stride,
+                          pointer<const float>(cos),
+                          pointer<const float>(sin),
+                          pointer<const std::int64_t>(slots),
+                          num_tokens,
+                          num_heads};
+  rotary_and_store(input, shape.layer(k_pool, v_pool, k_scale, v_scale), pointer<float>(q_out));
+}
+
+void bind_attention(py::module_& m) {
+  py::class_<KvShape>(m, "KvShape")
+      .def(py::init<const std::string&, std::ptrdiff_t, std::ptrdiff_t, std::ptrdiff_t>(), py::arg("storage"),
+           py::arg("num_kv_heads"), py::arg("num_slots"), py::arg("head_dim"));
+  py::class_<PlannedAttention>(m, "PlannedAttention")
+      .def(py::init<std::uintptr_t, std::ptrdiff_t, std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t,
+                    const KvShape&, const std::string&>(),
+           py::arg("block_tables"), py::arg("table_pages"), py::arg("row_starts"), py::arg("context_tokens"),
+           py::arg("num_rows"), py::arg("num_heads"), py::arg("shape"), py::arg("isa"))
+      .def_property_readonly("num_tokens", &PlannedAttention::num_tokens)
+      .def_property_readonly("num_items", &PlannedAttention::num_items)
+      .def("run", &PlannedAttention::run, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("k_scale"),
+           py::arg("v_scale"), py::arg("out"));
+  m.def("rotary_and_store", &bind_rotary_and_store, py::arg("q"), py::arg("q_token_stride"), py::arg("k"),
+        py::arg("k_token_stride"), py::arg("v"), py::arg("v_token_stride"), py::arg("cos"), py::arg("sin"),
+        py::arg("slots"), py::arg("num_tokens"), py::arg("num_heads"), py::arg("shape"), py::arg("k_pool"),
+        py::arg("v_pool"), py::arg("k_scale"), py::arg("v_scale"), py::arg("q_out"));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -170,4 +272,5 @@ PYBIND11_MODULE(_native, m) {
            py::arg("isa"))
       .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
   bind_int8_linear(m);
+  bind_attention(m);
 }

@@ -23,3 +23,42 @@ class Int8Linear:
         self, panels: int, scales: int, bias: int, num_columns: int, num_k: int, max_absolute_sum: int, isa: str
     ) -> None: ...
     def run(self, x: int, num_rows: int, residual: int, y: int) -> None: ...
+
+class KvShape:
+    def __init__(self, storage: str, num_kv_heads: int, num_slots: int, head_dim: int) -> None: ...
+
+class PlannedAttention:
+    num_tokens: int
+    num_items: int
+    def __init__(
+        self,
+        block_tables: int,
+        table_pages: int,
+        row_starts: int,
+        context_tokens: int,
+        num_rows: int,
+        num_heads: int,
+        shape: KvShape,
+        isa: str,
+    ) -> None: ...
+    def run(self, q: int, k: int, v: int, k_scale: int, v_scale: int, out: int) -> None: ...
+
+def rotary_and_store(
+    q: int,
+    q_token_stride: int,
+    k: int,
+    k_token_stride: int,
+    v: int,
+    v_token_stride: int,
+    cos: int,
+    sin: int,
+    slots: int,
+    num_tokens: int,
+    num_heads: int,
+    shape: KvShape,
+    k_pool: int,
+    v_pool: int,
+    k_scale: int,
+    v_scale: int,
+    q_out: int,
+) -> None: ...

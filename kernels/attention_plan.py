@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
@@ -54,6 +54,8 @@ class AttentionPlan:
     row_starts: Tensor
     context_tokens: Tensor
     page_tokens: int = 64
+    # What a kernel made of these arrays for its own use, under a key of its own: made by the first layer, used by all.
+    derived: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def rows(self) -> tuple[AttentionRow, ...]:
