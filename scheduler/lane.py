@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -285,6 +286,8 @@ class Lane:
             row.logprobs.append(sampled.logprob)
         if row.phase is Phase.EXTEND:
             row.phase = Phase.DECODE
+            if row.first_token_at is None:
+                row.first_token_at = time.perf_counter()
             if row.params.max_new_tokens == 0 and row.gate is None:
                 self._finish(row, FinishReason.LENGTH)
                 return
