@@ -58,6 +58,11 @@ class Lane:
         self._steps_since = dict.fromkeys(RowKind, 0)
 
     @property
+    def runner(self) -> ModelRunner:
+        """Runs the model's batches; for measurements, and on the core's thread alone."""
+        return self._runner
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do something. Held rows wait for other rows, not for a step."""
         return any(self._waiting.values()) or any(self._live.values())
