@@ -7,7 +7,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,17 @@ class BenchRoundOptions:
 
 @dataclass(frozen=True)
 class BenchRound:
-    """What one round took. The first one holds the reading of all shards; `cached_tokens` were kept from before it."""
+    """What one round took. The first one holds the reading of all shards; `cached_tokens` were kept from before it.
+
+    A row's first token comes with its prefill, so the decode rate is that of the others.
+    """
 
     seconds: float
+    prefill_seconds: float
     prefill_tokens: int
     prefill_tokens_per_second: float
     cached_tokens: int
+    decode_seconds: float
     decode_tokens: int
     decode_tokens_per_second: float
 
@@ -132,20 +137,16 @@ async def bench_round(options: BenchRoundOptions) -> BenchRoundResult:
 
 @dataclass(frozen=True)
 class BenchTokens:
-    """Whole prefixes, all with the same instruction, and one suffix a round; no piece of text comes twice.
-
-    `probe` is a suffix more, for the round that tells prefill and decode apart.
-    """
+    """Whole prefixes, all with the same instruction, and one suffix a round; no piece of text comes twice."""
 
     prefixes: tuple[list[int], ...]
     suffixes: tuple[list[int], ...]
-    probe: list[int]
 
 
 def take_tokens(tokenizer: Tokenizer, options: BenchRoundOptions) -> BenchTokens:
     """Cut prefixes and suffixes of the exact lengths asked out of the text's tokens, without using any twice."""
     body = options.shard_tokens - _INSTRUCTION_TOKENS
-    needed = options.num_shards * body + (options.num_rounds + 1) * options.suffix_tokens
+    needed = options.num_shards * body + options.num_rounds * options.suffix_tokens
     tokens: list[int] = []
     for text in _texts(options.text):
         tokens.extend(tokenizer.encode(text))
@@ -160,8 +161,8 @@ def take_tokens(tokenizer: Tokenizer, options: BenchRoundOptions) -> BenchTokens
     shards = options.num_shards * body
     prefixes = tuple(instruction + tokens[start : start + body] for start in range(0, shards, body))
     step = options.suffix_tokens
-    *suffixes, probe = (tokens[start : start + step] for start in range(shards, needed, step))
-    return BenchTokens(prefixes, tuple(suffixes), probe)
+    suffixes = tuple(tokens[start : start + step] for start in range(shards, needed, step))
+    return BenchTokens(prefixes, suffixes)
 
 
 def round_floor(
@@ -210,27 +211,28 @@ async def _run_rounds(worker: LoadedModel, tokens: BenchTokens, options: BenchRo
     read_seconds = time.perf_counter() - start
     sampling = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
     results = [await worker.round(prefixes, [suffix], sampling) for suffix in tokens.suffixes]
-    # A round interleaves nothing: all suffixes first, then lock-step decoding. One new token is the suffixes alone.
-    probe = await worker.round(prefixes, [tokens.probe], replace(sampling, max_new_tokens=1))
     worker.release(prefixes)
     read_tokens = sum(map(len, tokens.prefixes))
     return [
-        _bench_round(result, probe.seconds, *((read_seconds, read_tokens) if index == 0 else (0.0, 0)))
+        _bench_round(result, *((read_seconds, read_tokens) if index == 0 else (0.0, 0)))
         for index, result in enumerate(results)
     ]
 
 
-def _bench_round(result: RoundResult, suffix_seconds: float, read_seconds: float, read_tokens: int) -> BenchRound:
+def _bench_round(result: RoundResult, read_seconds: float, read_tokens: int) -> BenchRound:
     prefill_tokens = result.prefill_tokens + read_tokens
-    prefill_seconds = min(suffix_seconds, result.seconds) + read_seconds
+    prefill_seconds = result.prefill_seconds + read_seconds
+    num_first_tokens = len(result.replies)
     return BenchRound(
         seconds=result.seconds + read_seconds,
+        prefill_seconds=prefill_seconds,
         prefill_tokens=prefill_tokens,
         prefill_tokens_per_second=_rate(prefill_tokens, prefill_seconds),
         # What the first round has read itself was not kept from before.
         cached_tokens=result.cached_tokens - read_tokens,
+        decode_seconds=result.decode_seconds,
         decode_tokens=result.decode_tokens,
-        decode_tokens_per_second=_rate(result.decode_tokens, result.seconds - suffix_seconds),
+        decode_tokens_per_second=_rate(result.decode_tokens - num_first_tokens, result.decode_seconds),
     )
 
 
