@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.kernels import native, native_int8, reference, reference_int8, torch_cpu
+from antiphon.kernels import native, native_attention, native_cache, native_int8, native_rotary, reference, reference_int8, torch_cpu
 from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLinear
 
 Reason = Callable[[KernelContext], str | None]
@@ -44,8 +44,14 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
             Candidate("reference_int8", _int8_reason, reference_int8.linear),
         ),
         "rms_norm": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rms_norm),),
-        "rotary_and_store": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rotary_and_store),),
-        "paged_attention": (Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),),
+        "rotary_and_store": (
+            Candidate("native", _all(_native_reason, _native_attention_reason), native_rotary.rotary_and_store),
+            Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rotary_and_store),
+        ),
+        "paged_attention": (
+            Candidate("native", _all(_native_reason, _native_attention_reason), native_attention.paged_attention),
+            Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),
+        ),
         "silu_and_mul": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul),),
     }
     return (*fast.get(operation, ()), last)
@@ -90,6 +96,12 @@ def _native_reason(context: KernelContext) -> str | None:
 def _native_linear_reason(context: KernelContext) -> str | None:
     if context.weight_dtype not in (torch.float32, torch.bfloat16):
         return f"weights in {context.weight_dtype} are not served"
+    return None
+
+
+def _native_attention_reason(context: KernelContext) -> str | None:
+    if context.kv_dtype not in native_cache.STORAGES:
+        return f"keys and values in {context.kv_dtype} are not served"
     return None
 
 
