@@ -17,6 +17,7 @@ from antiphon.engine.models.decoder import Decoder
 from antiphon.engine.pages import KVCache, PagePool
 from antiphon.engine.prefix_store import PrefixStore
 from antiphon.engine.runner import ModelRunner
+from antiphon.kernels import native
 from antiphon.kernels.ops import KernelContext
 from antiphon.kernels.registry import choose_kernels
 from antiphon.loaded_model import LoadedModel
