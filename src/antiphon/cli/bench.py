@@ -44,7 +44,7 @@ NewTokens = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Rounds, each with a new query.")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", min=1, help="Of computation; the physical cores if not given.")
+    int | None, typer.Option("--threads", metavar="N", min=1, help="Of computation; physical cores if not given.")
 ]
 TextPath = Annotated[
     Path | None, typer.Option("--text", metavar="PATH", help="Text to read; Python's standard library if not given.")
