@@ -50,9 +50,24 @@ def test_each_round_does_the_work_asked_for(tiny_model: Path, monkeypatch: pytes
     assert [done.decode_tokens for done in result.rounds] == [3 * 3, 3 * 3]
     assert all(done.seconds > 0 and done.prefill_tokens_per_second > 0 for done in result.rounds)
     assert result.peak_bytes > 2**20
+    assert result.profile is None
     printed = json.loads(json.dumps(result.to_json()))
     assert {"rounds", "peak_bytes", "floor"} <= set(printed)
     assert len(printed["floor"]["rounds"]) == 2
+
+
+def test_a_profile_says_what_each_operation_took(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure_rates", lambda dtype: MachineRates(1e12, 1e10))
+    result = asyncio.run(bench_round(replace(_OPTIONS, model=str(tiny_model), profile=True)))
+    assert result.profile is not None
+    for times, seconds in (
+        (result.profile.read, result.profile.read_seconds),
+        (result.profile.rounds, result.profile.rounds_seconds),
+    ):
+        assert {"rms_norm", "rotary_and_store", "paged_attention", "silu_and_mul"} < set(times)
+        assert any(operation.startswith("linear ") for operation in times)
+        assert 0 < sum(time.seconds for time in times.values()) < seconds
+    assert result.profile.rounds["rms_norm"].num_calls > result.profile.read["rms_norm"].num_calls
 
 
 def test_prefixes_share_the_instruction_and_no_text_comes_twice(tiny_model: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from antiphon.cli.console import stderr_console, stdout_console
 from antiphon.cli.fetching import fetch_missing
@@ -17,6 +18,7 @@ from antiphon.memory_size import format_memory_size
 
 if TYPE_CHECKING:
     from antiphon.bench_round import BenchRoundResult
+    from antiphon.kernels.timing import OperationTime
 
 # Flag: the field of `BenchRoundOptions` that it sets.
 _FIELDS = {
@@ -28,6 +30,7 @@ _FIELDS = {
     "rounds": "num_rounds",
     "threads": "threads",
     "text": "text",
+    "profile": "profile",
 }
 
 Model = Annotated[
@@ -49,6 +52,7 @@ Threads = Annotated[
 TextPath = Annotated[
     Path | None, typer.Option("--text", metavar="PATH", help="Text to read; Python's standard library if not given.")
 ]
+Profile = Annotated[bool | None, typer.Option("--profile", help="Show the seconds of each operation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -61,6 +65,7 @@ def run_round(
     rounds: Rounds = None,
     threads: Threads = None,
     text: TextPath = None,
+    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Time a round: all shards are read in the first, and their prefixes are kept for the others. Greedy."""
@@ -112,3 +117,13 @@ def _print(result: BenchRoundResult) -> None:
         f"floor from {result.floor.matrix_flops_per_second / 1e9:,.0f} GFLOP/s and "
         f"{result.floor.bandwidth_bytes_per_second / 1e9:,.1f} GB/s, measured in this run"
     )
+    if result.profile is not None:
+        _print_operations(console, "reading the shards", result.profile.read, result.profile.read_seconds)
+        _print_operations(console, "all rounds", result.profile.rounds, result.profile.rounds_seconds)
+
+
+def _print_operations(console: Console, title: str, times: dict[str, OperationTime], seconds: float) -> None:
+    console.print(f"{title}: {seconds:.2f} s, of which in operations")
+    for operation, time in times.items():
+        share = time.seconds / seconds if seconds > 0 else 0.0
+        console.print(f"  {operation:<24}{time.seconds:>10.3f} s{share:>8.1%}{time.num_calls:>10,} calls")
