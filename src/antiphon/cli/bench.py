@@ -52,7 +52,7 @@ Threads = Annotated[
 TextPath = Annotated[
     Path | None, typer.Option("--text", metavar="PATH", help="Text to read; Python's standard library if not given.")
 ]
-Profile = Annotated[bool | None, typer.Option("--profile", help="Show the seconds of each operation.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Show the seconds of each operation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -65,7 +65,7 @@ def run_round(
     rounds: Rounds = None,
     threads: Threads = None,
     text: TextPath = None,
-    profile: Profile = None,
+    profile: Profile = False,
     json: Json = False,
 ) -> None:
     """Time a round: all shards are read in the first, and their prefixes are kept for the others. Greedy."""
