@@ -18,7 +18,7 @@ from antiphon.engine.pages import KVCache, PagePool
 from antiphon.engine.prefix_store import PrefixStore
 from antiphon.engine.runner import ModelRunner
 from antiphon.kernels import native
-from antiphon.kernels.ops import KernelContext
+from antiphon.kernels.ops import KernelContext, KernelSet
 from antiphon.kernels.registry import choose_kernels
 from antiphon.loaded_model import LoadedModel
 from antiphon.memory_plan import new_ledger, plan_memory
@@ -26,6 +26,8 @@ from antiphon.precision import Precision, choose_precision
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.core import Core
 from antiphon.scheduler.lane import Lane
+
+WrapKernels = Callable[[KernelSet], KernelSet]
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,15 @@ class Assembly:
     ledger: Ledger
 
 
-def assemble(options: EngineOptions, on_loaded: Callable[[str, str, float], None], *, roles: int = 2) -> Assembly:
+def assemble(
+    options: EngineOptions,
+    on_loaded: Callable[[str, str, float], None],
+    *,
+    roles: int = 2,
+    wrap_kernels: WrapKernels | None = None,
+) -> Assembly:
     """Loads what `options` names and starts the core. `on_loaded(role, name, seconds)` is called after each model.
-    With `roles` 1 only the worker is loaded and plays both."""
+    With `roles` 1 only the worker is loaded and plays both. `wrap_kernels` may put something around the kernels."""
     set_threads(options.threads)
     worker_source = resolve_model(options.worker, revision=options.worker_revision)
     driver_source = worker_source
@@ -89,9 +97,9 @@ def assemble(options: EngineOptions, on_loaded: Callable[[str, str, float], None
         options.precision,
         options.step_tokens,
     )
-    parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded)}
+    parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded, wrap_kernels)}
     if not shared:
-        parts["driver"] = _load("driver", driver_source, plan.driver_pages, options, on_loaded)
+        parts["driver"] = _load("driver", driver_source, plan.driver_pages, options, on_loaded, wrap_kernels)
     core = Core({role: part.lane for role, part in parts.items()})
     models = {role: part.model(core) for role, part in parts.items()}
     core.start()
@@ -139,12 +147,14 @@ def _load(
     num_pages: int,
     options: EngineOptions,
     on_loaded: Callable[[str, str, float], None],
+    wrap_kernels: WrapKernels | None,
 ) -> _Part:
     started = time.perf_counter()
     precision = options.precision
     kernels = choose_kernels(
         KernelContext("cpu", precision.activations, precision.weights, precision.kv, source.config.head_dim)
     )
+    kernels = kernels if wrap_kernels is None else wrap_kernels(kernels)
     with source.open() as checkpoint:
         decoder = Decoder.load(source.config, kernels, checkpoint, precision.activations, precision.weights)
     cache = KVCache(source.config, num_pages, precision.kv, kernels, poison=options.debug)

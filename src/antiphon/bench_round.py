@@ -8,6 +8,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from antiphon.engine.models.decoder import matrix_bytes
 from antiphon.engine.pages import KVCache
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.engine.tokenizer import Tokenizer
+from antiphon.kernels.timing import KernelTimes, OperationTime, timed
 from antiphon.loaded_model import LoadedModel
 from antiphon.machine import MachineRates, measure_rates
 from antiphon.precision import Precision
@@ -48,6 +50,7 @@ class BenchRoundOptions:
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
     text: Path | None = None
+    profile: bool = False
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -99,8 +102,20 @@ class BenchFloor:
 
 
 @dataclass(frozen=True)
+class BenchProfile:
+    """What each operation took, the longest first: while all shards were read, and in all rounds, whose suffixes are
+    a small part beside their decode steps. `*_seconds` are the wall times that these are parts of."""
+
+    read: dict[str, OperationTime]
+    read_seconds: float
+    rounds: dict[str, OperationTime]
+    rounds_seconds: float
+
+
+@dataclass(frozen=True)
 class BenchRoundResult:
-    """The outcome of `bench_round`. `peak_bytes` is the process's peak resident memory, before rates were measured."""
+    """The outcome of `bench_round`. `peak_bytes` is the process's peak resident memory, before rates were measured;
+    `profile` is there if it was asked for."""
 
     model: str
     dtype: str
@@ -108,6 +123,7 @@ class BenchRoundResult:
     rounds: tuple[BenchRound, ...]
     peak_bytes: int
     floor: BenchFloor
+    profile: BenchProfile | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists, ready for `json.dumps`."""
@@ -123,16 +139,18 @@ async def bench_round(options: BenchRoundOptions) -> BenchRoundResult:
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
     )
-    async with Engine(engine_options, worker_only=True) as engine:
+    times = KernelTimes()
+    wrap = partial(timed, times=times, clock=time.perf_counter) if options.profile else None
+    async with Engine(engine_options, worker_only=True, wrap_kernels=wrap) as engine:
         worker = engine.worker
-        rounds = await _run_rounds(worker, take_tokens(worker.tokenizer, options), options)
+        rounds, profile = await _run_rounds(worker, take_tokens(worker.tokenizer, options), options, times)
         config, threads, peak = worker.config, torch.get_num_threads(), peak_resident_bytes()
     # After the engine is gone and the peak is taken: measuring needs a gigabyte of its own.
     precision = engine_options.precision
     rates = measure_rates(precision.weights)
     floors = tuple(round_floor(config, rates, precision, options, first=index == 0) for index in range(len(rounds)))
     floor = BenchFloor(rates.matrix_flops_per_second, rates.bandwidth_bytes_per_second, floors)
-    return BenchRoundResult(options.model, str(precision), threads, tuple(rounds), peak, floor)
+    return BenchRoundResult(options.model, str(precision), threads, tuple(rounds), peak, floor, profile)
 
 
 @dataclass(frozen=True)
@@ -205,18 +223,22 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-async def _run_rounds(worker: LoadedModel, tokens: BenchTokens, options: BenchRoundOptions) -> list[BenchRound]:
+async def _run_rounds(
+    worker: LoadedModel, tokens: BenchTokens, options: BenchRoundOptions, times: KernelTimes
+) -> tuple[list[BenchRound], BenchProfile | None]:
     start = time.perf_counter()
     prefixes = await asyncio.gather(*(worker.read(token_ids) for token_ids in tokens.prefixes))
-    read_seconds = time.perf_counter() - start
+    read_seconds, read_times = time.perf_counter() - start, times.take()
     sampling = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
     results = [await worker.round(prefixes, [suffix], sampling) for suffix in tokens.suffixes]
+    profile = BenchProfile(read_times, read_seconds, times.take(), sum(result.seconds for result in results))
     worker.release(prefixes)
     read_tokens = sum(map(len, tokens.prefixes))
-    return [
+    rounds = [
         _bench_round(result, *((read_seconds, read_tokens) if index == 0 else (0.0, 0)))
         for index, result in enumerate(results)
     ]
+    return rounds, profile if options.profile else None
 
 
 def _bench_round(result: RoundResult, read_seconds: float, read_tokens: int) -> BenchRound:

@@ -54,6 +54,7 @@ def test_each_round_does_the_work_asked_for(tiny_model: Path, monkeypatch: pytes
         assert done.prefill_tokens_per_second == done.prefill_tokens / done.prefill_seconds
         assert done.decode_tokens_per_second == 3 * (3 - 1) / done.decode_seconds
     assert result.peak_bytes > 2**20
+    assert result.profile is None
     printed = json.loads(json.dumps(result.to_json()))
     assert {"rounds", "peak_bytes", "floor"} <= set(printed)
     assert len(printed["floor"]["rounds"]) == 2
@@ -68,6 +69,20 @@ def test_the_precision_that_was_asked_for_is_the_one_that_runs(
     if native.available() is None:
         found = asyncio.run(bench_round(replace(options, quantization="int8")))
         assert found.dtype == "float32, weights and KV in int8"
+
+
+def test_a_profile_says_what_each_operation_took(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure_rates", lambda dtype: MachineRates(1e12, 1e10))
+    result = asyncio.run(bench_round(replace(_OPTIONS, model=str(tiny_model), profile=True)))
+    assert result.profile is not None
+    for times, seconds in (
+        (result.profile.read, result.profile.read_seconds),
+        (result.profile.rounds, result.profile.rounds_seconds),
+    ):
+        assert {"rms_norm", "rotary_and_store", "paged_attention", "silu_and_mul"} < set(times)
+        assert any(operation.startswith("linear ") for operation in times)
+        assert 0 < sum(time.seconds for time in times.values()) < seconds
+    assert result.profile.rounds["rms_norm"].num_calls > result.profile.read["rms_norm"].num_calls
 
 
 def test_prefixes_share_the_instruction_and_no_text_comes_twice(tiny_model: Path) -> None:

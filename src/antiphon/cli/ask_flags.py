@@ -117,7 +117,11 @@ ReplyGrammar = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
-        "--threads", metavar="N", min=1, rich_help_panel=_MACHINE, help="Of computation; the physical cores if not given."
+        "--threads",
+        metavar="N",
+        min=1,
+        rich_help_panel=_MACHINE,
+        help="Of computation; physical cores if not given.",
     ),
 ]
 Memory = Annotated[
