@@ -83,6 +83,11 @@ class NativePackedLinear:
         self._kernel = _load().Linear(packed.data_ptr(), bias_address, num_columns, num_k, storage, self.isa)
 
     @property
+    def kernel(self) -> object:
+        """The C++ layer, for kernels that run it a part of its columns at a time (`native_layer.log_prob`)."""
+        return self._kernel
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the packed weight and the bias."""
         return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)

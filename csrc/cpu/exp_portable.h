@@ -1,9 +1,9 @@
 // e^x in float32, the portable form, and the constants that the vector forms share.
 //
-// x = n ln 2 + r with n a whole number and |r| <= ln(2) / 2; e^r by a polynomial of degree 6, its two lowest coefficients
-// 1 and the others minimax for the relative error (2^-28.3); then times 2^n in two steps, so that a result below the
-// smallest normal number is rounded once. Worst error over all floats, in units in the last place: 1.18 here, 0.91 in the
-// form with fused multiply-adds (exp_avx2.h).
+// x = n ln 2 + r with n a whole number and |r| <= ln(2) / 2; e^r by a polynomial of degree 6, its two lowest
+// coefficients 1 and the others minimax for the relative error (2^-28.3); then times 2^n in two steps, so that a result
+// below the smallest normal number is rounded once. Worst error over all floats, in units in the last place: 1.18 here,
+// 0.91 in the form with fused multiply-adds (exp_avx2.h).
 #pragma once
 
 #include <cstdint>
