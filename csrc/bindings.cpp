@@ -12,6 +12,7 @@
 #include "cpu/layer_ops.h"
 #include "cpu/linear.h"
 #include "cpu/log_prob.h"
+#include "cpu/pool.h"
 
 namespace py = pybind11;
 using namespace antiphon::cpu;
@@ -64,10 +65,10 @@ void advise_huge_pages(std::uintptr_t address, std::size_t num_bytes) {
 }
 
 void bind_pack_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
-                    const std::string& storage, std::uintptr_t packed, int num_threads) {
+                    const std::string& storage, std::uintptr_t packed) {
   const Storage parsed = parse_storage(storage);
   py::gil_scoped_release release;
-  pack_rows(pointer<const float>(rows), first_row, num_rows, num_k, parsed, pointer<void>(packed), num_threads);
+  pack_rows(pointer<const float>(rows), first_row, num_rows, num_k, parsed, pointer<void>(packed));
 }
 
 // A packed linear layer: checked and resolved once, called many times.
@@ -79,16 +80,17 @@ class Linear {
         weight_{pointer<const void>(packed), num_columns, num_k, parse_storage(storage)},
         bias_(pointer<const float>(bias)) {}
 
-  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t y, int num_threads) const {
+  void run(std::uintptr_t x, std::uintptr_t residual, std::ptrdiff_t num_rows, std::uintptr_t y) const {
     py::gil_scoped_release release;
-    linear(tiles_, weight_, bias_, pointer<const float>(x), num_rows, pointer<float>(y), num_threads);
+    linear(tiles_, weight_, bias_, pointer<const float>(residual), pointer<const float>(x), num_rows,
+           pointer<float>(y));
   }
 
   // A part of the columns, from a task of the pool: see StripLogits.
   void run_columns(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t first_column, std::ptrdiff_t num_columns,
                    float* y) const {
     const PackedWeight part = columns_of(weight_, first_column, num_columns);
-    linear(tiles_, part, bias_ != nullptr ? bias_ + first_column : nullptr, x, num_rows, y, 1);
+    linear(tiles_, part, bias_ != nullptr ? bias_ + first_column : nullptr, nullptr, x, num_rows, y);
   }
 
   std::ptrdiff_t num_k() const { return weight_.num_k; }
@@ -183,13 +185,15 @@ PYBIND11_MODULE(_native, m) {
   m.attr("PANEL_COLUMNS") = kPanelColumns;
   m.def("supported_isas", &supported_isas);
   m.def("advise_huge_pages", &advise_huge_pages, py::arg("address"), py::arg("num_bytes"));
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads, py::arg("num_threads"), py::call_guard<py::gil_scoped_release>());
   m.def("pack_rows", &bind_pack_rows, py::arg("rows"), py::arg("first_row"), py::arg("num_rows"), py::arg("num_k"),
-        py::arg("storage"), py::arg("packed"), py::arg("num_threads"));
+        py::arg("storage"), py::arg("packed"));
   py::class_<Linear>(m, "Linear")
       .def(py::init<std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, const std::string&,
                     const std::string&>(),
            py::arg("packed"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"), py::arg("storage"),
            py::arg("isa"))
-      .def("run", &Linear::run, py::arg("x"), py::arg("num_rows"), py::arg("y"), py::arg("num_threads"));
+      .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
   bind_layer_ops(m);
 }

@@ -67,8 +67,9 @@ class PackedLinear(Protocol):
     def num_bytes(self) -> int:
         """Bytes held, bias included."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x [tokens, in]` → `x @ weight.T + bias`, `[tokens, out]`, in x's dtype."""
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x [tokens, in]` → `x @ weight.T + bias (+ residual)`, a new `[tokens, out]`, in x's dtype. `residual` has
+        that shape and dtype and is added last."""
 
 
 class PackLinear(Protocol):

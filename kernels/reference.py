@@ -22,9 +22,10 @@ class PlainLinear:
         """Bytes held, bias included."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x @ weight.T + bias`; a narrower weight is widened."""
-        return torch.nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias (+ residual)`; a narrower weight is widened."""
+        out = torch.nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
+        return out if residual is None else out + residual
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:

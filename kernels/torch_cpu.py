@@ -23,10 +23,10 @@ class OneDnnLinear:
     bias: Tensor | None
     num_bytes: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x @ weight.T + bias`."""
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias (+ residual)`."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return out
+        return out if residual is None else out.add_(residual)
 
 
 def linear_reason(context: KernelContext) -> str | None:
