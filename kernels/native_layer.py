@@ -28,8 +28,8 @@ class NativeHead(Protocol):
     @property
     def out_features(self) -> int: ...
     @property
-    def kernel(self) -> object:
-        """An object of the extension that `LayerOps.log_prob` takes."""
+    def kernel(self) -> _native.Linear:
+        """What `_native.LayerOps.log_prob` takes."""
 
 
 class LayerOps:
@@ -113,15 +113,14 @@ class LayerOps:
         num_rows = targets.numel()
         if hidden.shape != (num_rows, head.in_features) or targets.dim() != 1:
             raise ValueError(
-                f"hidden is {tuple(hidden.shape)} and targets {tuple(targets.shape)}; need (n, {head.in_features}), (n,)"
+                f"hidden is {tuple(hidden.shape)} and targets {tuple(targets.shape)}; need (n, {head.in_features}) "
+                "and (n,)"
             )
         if not 0 < vocab_size <= head.out_features:
             raise ValueError(f"vocab_size is {vocab_size}; the head has {head.out_features} columns")
         hidden, targets = hidden.contiguous(), targets.contiguous()
         out = hidden.new_empty(num_rows)
-        self._kernels.log_prob(
-            head.kernel, hidden.data_ptr(), num_rows, targets.data_ptr(), vocab_size, out.data_ptr()
-        )
+        self._kernels.log_prob(head.kernel, hidden.data_ptr(), num_rows, targets.data_ptr(), vocab_size, out.data_ptr())
         return out
 
     def peak(self, logits: Tensor, allowed: Tensor | None = None) -> tuple[float, int, bool]:

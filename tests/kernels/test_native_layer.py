@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,6 +30,15 @@ def made(isa: str, monkeypatch: pytest.MonkeyPatch) -> LayerOps:
 @pytest.fixture(params=ISAS)
 def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LayerOps:
     return made(request.param, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """A lone row is computed by the caller and a crowd by two threads, so that equal bits are equal on 1 and 2."""
+    before = native.num_threads()
+    native.set_num_threads(2)
+    yield
+    native.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +110,13 @@ def test_a_norm_has_the_same_bits_alone_and_in_a_crowd(ops: LayerOps, size: int)
     alone = torch.cat([ops.rms_norm(x[i : i + 1], weight, 1e-6) for i in range(200)])
     for first, last in ((0, 200), (0, 77), (113, 200)):
         assert torch.equal(ops.rms_norm(x[first:last], weight, 1e-6), alone[first:last])
-    assert not torch.equal(ops.rms_norm(x.flip(-1), weight.flip(-1), 1e-6).flip(-1), alone)  # another order shows
+
+
+def test_a_norm_summed_in_another_order_has_other_bits(ops: LayerOps) -> None:
+    """Negative control: the equality above can fail."""
+    x, weight = normal(200, 896), normal(896, seed=1)
+    order = torch.randperm(896, generator=torch.Generator().manual_seed(2))
+    assert not torch.equal(ops.rms_norm(x[:, order], weight[order], 1e-6), ops.rms_norm(x, weight, 1e-6)[:, order])
 
 
 def test_a_norm_of_large_small_and_no_values(ops: LayerOps) -> None:
@@ -139,11 +155,11 @@ def test_a_gated_activation_has_the_same_bits_alone_and_in_a_crowd(ops: LayerOps
 
 
 def test_a_gated_activation_over_all_of_float32(ops: LayerOps) -> None:
-    """The exponential's whole range, infinities and NaN; as torch's own."""
+    """The exponential's whole range, infinities and NaN. Below -88.7 e^-gate is infinite and the result 0."""
     gate = torch.cat([torch.linspace(-120, 120, 20_001), torch.tensor([INF, NAN, 0.0, -0.0, 1e-40, 3e38, -3e38])])
     y = ops.silu_and_mul(torch.cat([gate, torch.ones_like(gate)])[None])[0]
     torch.testing.assert_close(
-        y, torch.nn.functional.silu(gate.double()).float(), rtol=5e-7, atol=1e-37, equal_nan=True
+        y, torch.nn.functional.silu(gate.double()).float(), rtol=5e-7, atol=3e-37, equal_nan=True
     )
 
 
@@ -191,7 +207,7 @@ def test_a_log_probability_is_within_rounding_of_float64(
 
 def test_a_log_probability_counts_the_first_columns_alone() -> None:
     """Negative control: one column more, or another target, moves the result past the tolerance."""
-    hidden, weight = normal(9, 70), normal(3000, 70, seed=1)
+    hidden, weight = 0.1 * normal(9, 70), normal(3000, 70, seed=1)
     targets = torch.arange(9)
     got = LayerOps().log_prob(hidden, native.pack_linear(weight), targets, 2999)
     for other in (exact_log_prob(hidden, weight, targets, 2990), exact_log_prob(hidden, weight, targets + 1, 2999)):
@@ -300,7 +316,7 @@ def test_wrong_operands_are_refused_before_any_work() -> None:
     head = native.pack_linear(normal(30, 32))
     with pytest.raises(TypeError, match="log_prob takes float32"):
         ops.log_prob(x.double(), head, torch.zeros(4, dtype=torch.int64), 30)
-    with pytest.raises(ValueError, match=r"need \(3, 32\)"):
+    with pytest.raises(ValueError, match=r"targets \(3,\)"):
         ops.log_prob(x, head, torch.zeros(3, dtype=torch.int64), 30)
     for wrong in (0, 31):
         with pytest.raises(ValueError, match="the head has 30 columns"):
