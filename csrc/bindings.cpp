@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "cpu/int8_linear.h"
 #include "cpu/layer_ops.h"
 #include "cpu/linear.h"
 #include "cpu/log_prob.h"
@@ -101,6 +102,76 @@ class Linear {
   const float* bias_;
 };
 
+// ---- int8 linear (kernels/native_int8.py) ----
+
+const Int8Form& parse_int8_form(const std::string& isa) {
+#if defined(__x86_64__)
+  if (&parse_isa(isa) == &kAvx2Tiles) return kAvx2Int8Form;
+#else
+  parse_isa(isa);
+#endif
+  return kPortableInt8Form;
+}
+
+std::int32_t bind_pack_int8_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
+                                 std::ptrdiff_t num_k, std::uintptr_t panels, const std::string& isa) {
+  const Int8Form& form = parse_int8_form(isa);
+  py::gil_scoped_release release;
+  return pack_int8_rows(form, pointer<const std::int8_t>(rows), first_row, num_rows, num_k, pointer<void>(panels));
+}
+
+// A packed int8 linear layer: checked and resolved once, called many times.
+class Int8Linear {
+ public:
+  Int8Linear(std::uintptr_t panels, std::uintptr_t scales, std::uintptr_t bias, std::ptrdiff_t num_columns,
+             std::ptrdiff_t num_k, std::int32_t max_absolute_sum, const std::string& isa)
+      : form_(parse_int8_form(isa)),
+        weight_{pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k,
+                int8_levels(form_, max_absolute_sum)},
+        bias_(pointer<const float>(bias)) {}
+
+  std::int32_t levels() const { return weight_.levels; }
+
+  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t residual, std::uintptr_t y) const {
+    py::gil_scoped_release release;
+    int8_linear(form_, weight_, bias_, pointer<const float>(x), num_rows, pointer<const float>(residual),
+                pointer<float>(y));
+  }
+
+  // A part of the columns, from a task of the pool: see StripLogits.
+  void run_columns(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t first_column, std::ptrdiff_t num_columns,
+                   float* y) const {
+    const Int8Weight part = columns_of(form_, weight_, first_column, num_columns);
+    int8_linear(form_, part, bias_ != nullptr ? bias_ + first_column : nullptr, x, num_rows, nullptr, y);
+  }
+
+  std::ptrdiff_t num_k() const { return weight_.num_k; }
+
+ private:
+  const Int8Form& form_;
+  Int8Weight weight_;
+  const float* bias_;
+};
+
+void bind_int8_linear(py::module_& m) {
+  m.attr("MAX_INT8_LINEAR_K") = kMaxInt8LinearK;
+  m.def("int8_panels_bytes", [](std::ptrdiff_t num_columns, std::ptrdiff_t num_k, const std::string& isa) {
+    const Int8Form& form = parse_int8_form(isa);
+    return form.num_panels(num_columns) * form.panel_bytes(num_k);
+  }, py::arg("num_columns"), py::arg("num_k"), py::arg("isa"));
+  m.def("pack_int8_rows", &bind_pack_int8_rows, py::arg("rows"), py::arg("first_row"), py::arg("num_rows"),
+        py::arg("num_k"), py::arg("panels"), py::arg("isa"));
+  py::class_<Int8Linear>(m, "Int8Linear")
+      .def(py::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, std::int32_t,
+                    const std::string&>(),
+           py::arg("panels"), py::arg("scales"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"),
+           py::arg("max_absolute_sum"), py::arg("isa"))
+      .def_property_readonly("levels", &Int8Linear::levels)
+      .def("run", &Int8Linear::run, py::arg("x"), py::arg("num_rows"), py::arg("residual"), py::arg("y"));
+}
+
+// ---- end of int8 linear ----
+
 // ---- the rest of a layer (cpu/layer_ops.h, cpu/log_prob.h); Python side: kernels/native_layer.py ----
 
 const LayerForm& parse_layer_form(const std::string& isa) {
@@ -173,6 +244,7 @@ void bind_layer_ops(py::module_& m) {
       .def("silu_and_mul", &LayerOps::silu_and_mul)
       .def("gather_rows", &LayerOps::gather_rows)
       .def("log_prob", &LayerOps::log_prob<Linear>)
+      .def("log_prob", &LayerOps::log_prob<Int8Linear>)
       .def("peak", &LayerOps::peak);
 }
 
@@ -195,5 +267,6 @@ PYBIND11_MODULE(_native, m) {
            py::arg("packed"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"), py::arg("storage"),
            py::arg("isa"))
       .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
+  bind_int8_linear(m);
   bind_layer_ops(m);
 }

@@ -28,7 +28,7 @@ class NativeHead(Protocol):
     @property
     def out_features(self) -> int: ...
     @property
-    def kernel(self) -> _native.Linear:
+    def kernel(self) -> _native.Linear | _native.Int8Linear:
         """What `_native.LayerOps.log_prob` takes."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.kernels import native, reference, torch_cpu
+from antiphon.kernels import native, native_int8, reference, reference_int8, torch_cpu
 from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLinear
 
 Reason = Callable[[KernelContext], str | None]
@@ -39,7 +39,9 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
     fast = {
         "linear": (
             Candidate("native", _all(_native_reason, _native_linear_reason), _native_linear),
+            Candidate("native_int8", _all(_native_reason, _int8_reason), native_int8.pack_int8_linear),
             Candidate("torch_onednn", _cpu_and(torch_cpu.linear_reason), torch_cpu.linear),
+            Candidate("reference_int8", _int8_reason, reference_int8.linear),
         ),
         "rms_norm": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rms_norm),),
         "rotary_and_store": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rotary_and_store),),
@@ -50,15 +52,15 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
 
 
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:
-    """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests).
-    Raises `ValueError` with every candidate's reason where none can serve an operation."""
+    """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests); a
+    name stands for its int8 form too. Raises `ValueError` with every candidate's reason where none can serve an operation."""
     chosen: dict[str, Callable[..., Any]] = {}
     known = {candidate.name for operation in OPERATIONS for candidate in candidates(operation)}
     if only is not None and only not in known:
         raise ValueError(f"no kernels are named {only!r}, there are {', '.join(sorted(known))}")
     for operation in OPERATIONS:
         for candidate in candidates(operation):
-            wanted = only is None or candidate.name in (only, "reference")
+            wanted = only is None or candidate.name.removesuffix("_int8") in (only, "reference")
             if wanted and candidate.reason(context) is None:
                 chosen[operation] = candidate.kernel
                 break
@@ -89,6 +91,10 @@ def _native_linear_reason(context: KernelContext) -> str | None:
     if context.weight_dtype not in (torch.float32, torch.bfloat16):
         return f"weights in {context.weight_dtype} are not served"
     return None
+
+
+def _int8_reason(context: KernelContext) -> str | None:
+    return None if context.weight_dtype == torch.int8 else f"serves int8 weights only, asked for {context.weight_dtype}"
 
 
 def _native_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from antiphon.kernels import native, reference, registry, torch_cpu
+from antiphon.kernels import native, reference, reference_int8, registry, torch_cpu
+from antiphon.kernels.native_int8 import NativeInt8Linear
 from antiphon.kernels.ops import OPERATIONS, KernelContext
 from antiphon.kernels.registry import candidates, choose_kernels, report
 
@@ -74,3 +75,20 @@ def test_keys_and_values_that_flash_attention_cannot_read_are_served_by_another_
 def test_what_nobody_serves_is_refused_with_every_reason() -> None:
     with pytest.raises(ValueError, match=r"no kernel serves linear for .*uint8.*reference: keeps weights"):
         choose_kernels(replace(FLOAT32, weight_dtype=torch.uint8))
+
+
+def test_int8_weights_are_served_natively_and_without_the_extension_in_torch_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = replace(FLOAT32, weight_dtype=torch.int8)
+    weight, bias, x = torch.randn(50, 40), torch.randn(50), torch.randn(9, 40)
+    oracle = choose_kernels(context, only="reference").linear(weight, bias)
+    assert isinstance(oracle, reference_int8.Int8PlainLinear)
+    if native.available() is None:
+        monkeypatch.setenv(native.ISA_VARIABLE, "portable")
+        packed = choose_kernels(context).linear(weight, bias)
+        assert isinstance(packed, NativeInt8Linear)
+        assert torch.equal(packed(x), oracle(x))
+    monkeypatch.setattr(registry.native, "available", lambda: "the C++ extension is not there")
+    assert choose_kernels(context).linear is reference_int8.linear
+    assert torch.nn.functional.cosine_similarity(oracle(x), x @ weight.T + bias).min() > 0.999
