@@ -21,7 +21,7 @@ _TABLE_STORAGES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class NativeHead(Protocol):
-    """A packed head whose C++ layer can compute a part of its columns."""
+    """A packed head whose C++ layer can compute a part of its columns: those of `native` and `native_int8`."""
 
     @property
     def in_features(self) -> int: ...
@@ -79,11 +79,13 @@ class LayerOps:
         self._kernels.silu_and_mul(gate_up.data_ptr(), num_tokens, size, out.data_ptr())
         return out
 
-    def embedding(self, table: Tensor, token_ids: Tensor) -> Tensor:
-        """`table [vocab, size]` (float32 or bfloat16), `token_ids [tokens]` int64 → `[tokens, size]` float32, exact.
+    def embedding(self, table: Tensor, token_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """See `ops.Embedding`; exact. The table float32 or bfloat16, `dtype` float32.
 
         TypeError or ValueError, before any work, for other operands or an id that is not a row of the table.
         """
+        if dtype is not torch.float32:
+            raise TypeError(f"embedding gives float32, asked for {dtype}")
         storage = _TABLE_STORAGES.get(table.dtype)
         if storage is None or not (table.is_cpu and token_ids.is_cpu and token_ids.dtype is torch.int64):
             raise TypeError(
@@ -96,7 +98,7 @@ class LayerOps:
             )
         num_rows, size = table.shape
         num_tokens = token_ids.shape[0]
-        out = torch.empty(num_tokens, size, dtype=torch.float32)
+        out = torch.empty(num_tokens, size, dtype=dtype)
         self._kernels.gather_rows(
             table.data_ptr(), storage, num_rows, size, token_ids.data_ptr(), num_tokens, out.data_ptr()
         )
@@ -124,11 +126,7 @@ class LayerOps:
         return out
 
     def peak(self, logits: Tensor, allowed: Tensor | None = None) -> tuple[float, int, bool]:
-        """Of one row `[vocab]`: its largest value, the lowest index that has it, and whether any value is NaN.
-
-        `allowed [vocab]` (bool): where it is False a value counts as -inf, though a NaN counts as one all the same.
-        NaN is never the largest; where nothing is above -inf the index is -1.
-        """
+        """See `ops.FindPeak`; both contiguous. TypeError or ValueError for anything else, before any work."""
         if logits.dtype is not torch.float32 or not logits.is_cpu:
             raise TypeError(f"logits is {_kind(logits)}; peak takes float32 on the CPU")
         if logits.dim() != 1 or not logits.is_contiguous():

@@ -41,6 +41,11 @@ def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     return PlainLinear(weight, bias)
 
 
+def embedding(table: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """See `ops.Embedding`."""
+    return table[token_ids].to(dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `ops.RmsNorm`. Rounds as transformers' Qwen2RMSNorm does: to x's dtype before the weight."""
     wide = x.float()
@@ -131,3 +136,13 @@ def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: in
         chosen = logits.gather(1, targets[start : start + 64, None]).squeeze(1)
         parts.append(chosen - torch.logsumexp(logits, dim=-1))
     return torch.cat(parts) if parts else torch.empty(0)
+
+
+def peak(logits: Tensor, allowed: Tensor | None = None) -> tuple[float, int, bool]:
+    """See `ops.FindPeak`. torch's argmax gives the first of equals on the CPU alone."""
+    is_nan = torch.isnan(logits)
+    hidden = is_nan if allowed is None else is_nan | ~allowed
+    seen = logits.masked_fill(hidden, float("-inf"))
+    largest = float(seen.max()) if seen.numel() else float("-inf")
+    index = int((seen == largest).nonzero()[0]) if largest > float("-inf") else -1
+    return largest, index, bool(is_nan.any())

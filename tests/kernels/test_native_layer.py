@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from antiphon.kernels import native, reference
+from antiphon.kernels import native, native_int8, reference
 from antiphon.kernels.native_layer import LayerOps
 
 ISAS = ("avx2", "portable")
@@ -245,6 +245,16 @@ def test_extreme_logits_give_what_torch_gives(ops: LayerOps) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("vocab_size", [1000, 1025, 3000])
+def test_an_int8_head_gives_what_its_own_logits_give(ops: LayerOps, vocab_size: int) -> None:
+    hidden, targets = normal(170, 70), torch.arange(170) * 7 % vocab_size
+    head = native_int8.pack_int8_linear(normal(3000, 70, seed=1), normal(3000, seed=2))
+    got = ops.log_prob(hidden, head, targets, vocab_size)
+    exact = torch.log_softmax(head(hidden)[:, :vocab_size].double(), dim=-1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(got.double(), exact, rtol=1e-6, atol=1e-6)
+    assert torch.equal(ops.log_prob(hidden[9:10], head, targets[9:10], vocab_size), got[9:10])
+
+
 def test_a_target_outside_the_vocabulary_is_refused() -> None:
     head = native.pack_linear(normal(30, 8))
     for wrong in (-1, 20, 29):
@@ -275,7 +285,9 @@ def test_the_peak_is_the_lowest_index_of_the_largest(
         )
     with pytest.MonkeyPatch.context() as patch:
         ops = made(isa, patch)
-    got = ops.peak(torch.tensor(values), torch.tensor(allowed, dtype=torch.bool) if masked else None)
+    operands = torch.tensor(values), torch.tensor(allowed, dtype=torch.bool) if masked else None
+    got = ops.peak(*operands)
+    assert got == reference.peak(*operands)
     seen = [value for value, flag in zip(values, allowed, strict=True) if flag and not math.isnan(value)]
     largest = max(seen, default=-INF)
     places = [i for i, value in enumerate(values) if allowed[i] and value == largest and largest > -INF]
