@@ -139,10 +139,13 @@ def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: in
 
 
 def peak(logits: Tensor, allowed: Tensor | None = None) -> tuple[float, int, bool]:
-    """See `ops.FindPeak`. torch's argmax gives the first of equals on the CPU alone."""
-    is_nan = torch.isnan(logits)
-    hidden = is_nan if allowed is None else is_nan | ~allowed
-    seen = logits.masked_fill(hidden, float("-inf"))
-    largest = float(seen.max()) if seen.numel() else float("-inf")
-    index = int((seen == largest).nonzero()[0]) if largest > float("-inf") else -1
-    return largest, index, bool(is_nan.any())
+    """See `ops.FindPeak`."""
+    has_nan = bool(torch.isnan(logits).any())
+    seen = logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
+    if has_nan:
+        seen = seen.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    if seen.numel() == 0:
+        return float("-inf"), -1, has_nan
+    index = int(seen.argmax())  # the first of equals
+    largest = float(seen[index])
+    return largest, index if largest > float("-inf") else -1, has_nan
