@@ -11,7 +11,9 @@
 
 #include "cpu/int8_linear.h"
 #include "cpu/attention.h"
+#include "cpu/layer_ops.h"
 #include "cpu/linear.h"
+#include "cpu/log_prob.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
 
@@ -87,6 +89,15 @@ class Linear {
            pointer<float>(y));
   }
 
+  // A part of the columns, from a task of the pool: see StripLogits.
+  void run_columns(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t first_column, std::ptrdiff_t num_columns,
+                   float* y) const {
+    const PackedWeight part = columns_of(weight_, first_column, num_columns);
+    linear(tiles_, part, bias_ != nullptr ? bias_ + first_column : nullptr, nullptr, x, num_rows, y);
+  }
+
+  std::ptrdiff_t num_k() const { return weight_.num_k; }
+
  private:
   const TileTable& tiles_;
   PackedWeight weight_;
@@ -128,6 +139,15 @@ class Int8Linear {
     int8_linear(form_, weight_, bias_, pointer<const float>(x), num_rows, pointer<const float>(residual),
                 pointer<float>(y));
   }
+
+  // A part of the columns, from a task of the pool: see StripLogits.
+  void run_columns(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t first_column, std::ptrdiff_t num_columns,
+                   float* y) const {
+    const Int8Weight part = columns_of(form_, weight_, first_column, num_columns);
+    int8_linear(form_, part, bias_ != nullptr ? bias_ + first_column : nullptr, x, num_rows, nullptr, y);
+  }
+
+  std::ptrdiff_t num_k() const { return weight_.num_k; }
 
  private:
   const Int8Form& form_;
@@ -254,6 +274,84 @@ void bind_attention(py::module_& m) {
         py::arg("v_pool"), py::arg("k_scale"), py::arg("v_scale"), py::arg("q_out"));
 }
 
+// ---- the rest of a layer (cpu/layer_ops.h, cpu/log_prob.h); Python side: kernels/native_layer.py ----
+
+const LayerForm& parse_layer_form(const std::string& isa) {
+  parse_isa(isa);  // throws for what is unknown or not on this machine
+#if defined(__x86_64__)
+  if (isa == "avx2") return kAvx2LayerForm;
+#endif
+  return kPortableLayerForm;
+}
+
+// The form is resolved once; every call then takes addresses and sizes alone.
+class LayerOps {
+ public:
+  explicit LayerOps(const std::string& isa) : form_(parse_layer_form(isa)) {}
+
+  void rms_norm(std::uintptr_t x, std::ptrdiff_t num_outer, std::ptrdiff_t outer_stride, std::ptrdiff_t num_inner,
+                std::ptrdiff_t inner_stride, std::ptrdiff_t size, std::uintptr_t weight, float eps,
+                std::uintptr_t out) const {
+    const StridedRows rows{pointer<const float>(x), num_outer, outer_stride, num_inner, inner_stride, size};
+    py::gil_scoped_release release;
+    antiphon::cpu::rms_norm(form_, rows, pointer<const float>(weight), eps, pointer<float>(out));
+  }
+
+  void silu_and_mul(std::uintptr_t gate_up, std::ptrdiff_t num_rows, std::ptrdiff_t size, std::uintptr_t out) const {
+    py::gil_scoped_release release;
+    antiphon::cpu::silu_and_mul(form_, pointer<const float>(gate_up), num_rows, size, pointer<float>(out));
+  }
+
+  void gather_rows(std::uintptr_t table, const std::string& storage, std::ptrdiff_t num_rows, std::ptrdiff_t size,
+                   std::uintptr_t ids, std::ptrdiff_t num_ids, std::uintptr_t out) const {
+    const TableType type = parse_storage(storage) == Storage::kFloat32 ? TableType::kFloat32 : TableType::kBfloat16;
+    py::gil_scoped_release release;
+    if (!antiphon::cpu::gather_rows(form_, pointer<const void>(table), type, num_rows, size,
+                                    pointer<const std::int64_t>(ids), num_ids, pointer<float>(out))) {
+      throw py::value_error("an id is not a row of the table, which has " + std::to_string(num_rows));
+    }
+  }
+
+  // Head is a packed linear layer with num_k() and run_columns(), as Linear has.
+  template <typename Head>
+  void log_prob(const Head& head, std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t targets,
+                std::ptrdiff_t num_columns, std::uintptr_t out) const {
+    const auto logits = [&](const float* rows, std::ptrdiff_t count, std::ptrdiff_t first_column, std::ptrdiff_t width,
+                            float* y) { head.run_columns(rows, count, first_column, width, y); };
+    py::gil_scoped_release release;
+    if (!antiphon::cpu::log_prob(form_, logits, pointer<const float>(x), num_rows, head.num_k(),
+                                 pointer<const std::int64_t>(targets), num_columns, pointer<float>(out))) {
+      throw py::value_error("a target is not among the " + std::to_string(num_columns) + " columns");
+    }
+  }
+
+  // (largest value, its lowest index or -1, whether any value is NaN)
+  py::tuple peak(std::uintptr_t values, std::uintptr_t allowed, std::ptrdiff_t size) const {
+    Peak found;
+    {
+      py::gil_scoped_release release;
+      found = form_.peak(pointer<const float>(values), pointer<const std::uint8_t>(allowed), size);
+    }
+    return py::make_tuple(found.value, found.index, found.has_nan);
+  }
+
+ private:
+  const LayerForm& form_;
+};
+
+void bind_layer_ops(py::module_& m) {
+  py::class_<LayerOps>(m, "LayerOps")
+      .def(py::init<const std::string&>(), py::arg("isa"))
+      .def("rms_norm", &LayerOps::rms_norm)
+      .def("silu_and_mul", &LayerOps::silu_and_mul)
+      .def("gather_rows", &LayerOps::gather_rows)
+      .def("log_prob", &LayerOps::log_prob<Linear>)
+      .def("log_prob", &LayerOps::log_prob<Int8Linear>)
+      .def("peak", &LayerOps::peak);
+}
+
+// ---- end of the rest of a layer ----
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -273,4 +371,5 @@ PYBIND11_MODULE(_native, m) {
       .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
   bind_int8_linear(m);
   bind_attention(m);
+  bind_layer_ops(m);
 }

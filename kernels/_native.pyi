@@ -62,3 +62,27 @@ def rotary_and_store(
     v_scale: int,
     q_out: int,
 ) -> None: ...
+
+class LayerOps:
+    def __init__(self, isa: str) -> None: ...
+    def rms_norm(
+        self,
+        x: int,
+        num_outer: int,
+        outer_stride: int,
+        num_inner: int,
+        inner_stride: int,
+        size: int,
+        weight: int,
+        eps: float,
+        out: int,
+        /,
+    ) -> None: ...
+    def silu_and_mul(self, gate_up: int, num_rows: int, size: int, out: int, /) -> None: ...
+    def gather_rows(
+        self, table: int, storage: str, num_rows: int, size: int, ids: int, num_ids: int, out: int, /
+    ) -> None: ...
+    def log_prob(
+        self, head: Linear | Int8Linear, x: int, num_rows: int, targets: int, num_columns: int, out: int, /
+    ) -> None: ...
+    def peak(self, values: int, allowed: int, size: int, /) -> tuple[float, int, bool]: ...

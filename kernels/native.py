@@ -11,10 +11,13 @@ from __future__ import annotations
 import importlib
 import os
 from types import ModuleType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from antiphon.kernels import _native
 
 Storage = Literal["float32", "bfloat16"]
 
@@ -94,7 +97,14 @@ class NativePackedLinear:
         self._packed = packed  # keeps the memory alive that the kernel's addresses point to
         self._bias = bias
         bias_address = 0 if bias is None else bias.data_ptr()
-        self._kernel = _load().Linear(packed.data_ptr(), bias_address, num_columns, num_k, storage, self.isa)
+        self._kernel: _native.Linear = _load().Linear(
+            packed.data_ptr(), bias_address, num_columns, num_k, storage, self.isa
+        )
+
+    @property
+    def kernel(self) -> _native.Linear:
+        """The C++ layer, for kernels that run it a part of its columns at a time (`native_layer.log_prob`)."""
+        return self._kernel
 
     @property
     def num_bytes(self) -> int:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from antiphon.kernels import native
 from antiphon.kernels.reference_int8 import quantize_rows
+
+if TYPE_CHECKING:
+    from antiphon.kernels import _native
 
 _PACK_ROWS = 512  # rows of a weight that are widened and quantised at a time; a multiple of every panel's columns
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -57,7 +61,7 @@ class NativeInt8Linear:
         self.out_features = scales.shape[0]
         self.isa = isa
         self._kept = (panels, scales, bias)  # keeps the memory alive that the kernel's addresses point to
-        self._kernel = _load().Int8Linear(
+        self._kernel: _native.Int8Linear = _load().Int8Linear(
             panels.data_ptr(),
             scales.data_ptr(),
             0 if bias is None else bias.data_ptr(),
@@ -66,7 +70,12 @@ class NativeInt8Linear:
             max_absolute_sum,
             isa,
         )
-        self.levels: int = self._kernel.levels
+        self.levels = self._kernel.levels
+
+    @property
+    def kernel(self) -> _native.Int8Linear:
+        """The C++ layer, for kernels that run it a part of its columns at a time (`native_layer.log_prob`)."""
+        return self._kernel
 
     @property
     def num_bytes(self) -> int:

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from antiphon.kernels.attention_plan import AttentionPlan as AttentionPlan
 
-OPERATIONS = ("linear", "rms_norm", "rotary_and_store", "paged_attention", "silu_and_mul", "copy_pages", "log_prob")
+OPERATIONS = (
+    "embedding",
+    "linear",
+    "rms_norm",
+    "rotary_and_store",
+    "paged_attention",
+    "silu_and_mul",
+    "copy_pages",
+    "log_prob",
+    "peak",
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,12 @@ class PackedLinear(Protocol):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`x [tokens, in]` → `x @ weight.T + bias (+ residual)`, a new `[tokens, out]`, in x's dtype. `residual` has
         that shape and dtype and is added last."""
+
+
+class Embedding(Protocol):
+    """Rows `token_ids [tokens]` (int64) of `table [vocab, size]`, in `dtype`: `[tokens, size]`."""
+
+    def __call__(self, table: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor: ...
 
 
 class PackLinear(Protocol):
@@ -115,10 +131,19 @@ class LogProb(Protocol):
     def __call__(self, hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: int) -> Tensor: ...
 
 
+class FindPeak(Protocol):
+    """Operation `peak`: of one row of logits `[vocab]` in fp32, the largest value, the lowest index that has it, and
+    whether any value is NaN. Where `allowed [vocab]` (bool) is False a value counts as -inf, though a NaN counts as one
+    all the same. NaN is never the largest; where nothing is above -inf the index is -1."""
+
+    def __call__(self, logits: Tensor, allowed: Tensor | None) -> tuple[float, int, bool]: ...
+
+
 @dataclass(frozen=True)
 class KernelSet:
     """The chosen kernel of every operation, for one model on one device."""
 
+    embedding: Embedding
     linear: PackLinear
     rms_norm: RmsNorm
     rotary_and_store: RotaryAndStore
@@ -126,3 +151,4 @@ class KernelSet:
     silu_and_mul: SiluAndMul
     copy_pages: CopyPages
     log_prob: LogProb
+    peak: FindPeak

@@ -41,6 +41,11 @@ def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     return PlainLinear(weight, bias)
 
 
+def embedding(table: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """See `ops.Embedding`."""
+    return table[token_ids].to(dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `ops.RmsNorm`. Rounds as transformers' Qwen2RMSNorm does: to x's dtype before the weight."""
     wide = x.float()
@@ -131,3 +136,16 @@ def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: in
         chosen = logits.gather(1, targets[start : start + 64, None]).squeeze(1)
         parts.append(chosen - torch.logsumexp(logits, dim=-1))
     return torch.cat(parts) if parts else torch.empty(0)
+
+
+def peak(logits: Tensor, allowed: Tensor | None = None) -> tuple[float, int, bool]:
+    """See `ops.FindPeak`."""
+    has_nan = bool(torch.isnan(logits).any())
+    seen = logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
+    if has_nan:
+        seen = seen.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    if seen.numel() == 0:
+        return float("-inf"), -1, has_nan
+    index = int(seen.argmax())  # the first of equals
+    largest = float(seen[index])
+    return largest, index if largest > float("-inf") else -1, has_nan

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from antiphon.kernels import native, native_attention, native_cache, native_int8, native_rotary, reference, reference_int8, torch_cpu
+from antiphon.kernels import (
+    native,
+    native_attention,
+    native_cache,
+    native_int8,
+    native_layer,
+    native_rotary,
+    reference,
+    reference_int8,
+    torch_cpu,
+)
 from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLinear
 
 Reason = Callable[[KernelContext], str | None]
@@ -17,11 +28,13 @@ Reason = Callable[[KernelContext], str | None]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute an operation. `reason` returns why it cannot serve, or None."""
+    """One way to compute an operation. `reason` returns why it cannot serve, or None. With `is_factory`, `kernel()`
+    gives the kernel, once it has been chosen."""
 
     name: str
     reason: Reason
     kernel: Callable[..., Any]
+    is_factory: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,14 +49,16 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
     """All candidates of an operation, in the order they are tried."""
     last_reason = reference.linear_reason if operation == "linear" else _serves
     last = Candidate("reference", last_reason, getattr(reference, operation))
+    layer = Candidate("native", _all(_native_reason, _native_weight_reason), partial(_native_layer, operation), True)
     fast = {
+        "embedding": (layer,),
         "linear": (
             Candidate("native", _all(_native_reason, _native_linear_reason), _native_linear),
             Candidate("native_int8", _all(_native_reason, _int8_reason), native_int8.pack_int8_linear),
             Candidate("torch_onednn", _cpu_and(torch_cpu.linear_reason), torch_cpu.linear),
             Candidate("reference_int8", _int8_reason, reference_int8.linear),
         ),
-        "rms_norm": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rms_norm),),
+        "rms_norm": (layer, Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rms_norm)),
         "rotary_and_store": (
             Candidate("native", _all(_native_reason, _native_attention_reason), native_rotary.rotary_and_store),
             Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rotary_and_store),
@@ -52,7 +67,9 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
             Candidate("native", _all(_native_reason, _native_attention_reason), native_attention.paged_attention),
             Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),
         ),
-        "silu_and_mul": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul),),
+        "silu_and_mul": (layer, Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul)),
+        "log_prob": (layer,),
+        "peak": (layer,),
     }
     return (*fast.get(operation, ()), last)
 
@@ -68,7 +85,7 @@ def choose_kernels(context: KernelContext, *, only: str | None = None) -> Kernel
         for candidate in candidates(operation):
             wanted = only is None or candidate.name.removesuffix("_int8") in (only, "reference")
             if wanted and candidate.reason(context) is None:
-                chosen[operation] = candidate.kernel
+                chosen[operation] = candidate.kernel() if candidate.is_factory else candidate.kernel
                 break
         else:
             reasons = "; ".join(f"{name}: {reason}" for name, _, reason in _report(operation, context).candidates)
@@ -103,6 +120,18 @@ def _native_attention_reason(context: KernelContext) -> str | None:
     if context.kv_dtype not in native_cache.STORAGES:
         return f"keys and values in {context.kv_dtype} are not served"
     return None
+
+
+def _native_weight_reason(context: KernelContext) -> str | None:
+    """Why the head would not be a native one, which log_prob needs."""
+    if context.weight_dtype not in (torch.float32, torch.bfloat16, torch.int8):
+        return f"weights in {context.weight_dtype} are not served"
+    return None
+
+
+def _native_layer(operation: str) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = getattr(native_layer.LayerOps(), operation)
+    return kernel
 
 
 def _int8_reason(context: KernelContext) -> str | None:

@@ -280,7 +280,8 @@ class Lane:
             )
             for row in rows
         ]
-        for index, (row, sampled) in enumerate(zip(rows, sample(logits, requests), strict=True)):
+        sampled_rows = sample(logits, requests, self._runner.kernels.peak)
+        for index, (row, sampled) in enumerate(zip(rows, sampled_rows, strict=True)):
             self._take_sampled(row, sampled, logits[index])
 
     def _take_sampled(self, row: Row, sampled: Sampled, logits: torch.Tensor) -> None:

@@ -99,6 +99,15 @@ struct Int8Weight {
   std::int32_t levels;          // of an activation; see int8_levels
 };
 
+// Columns [first_column, first_column + num_columns) of a packed weight, as a weight of their own; first_column is a
+// multiple of panel_columns.
+inline Int8Weight columns_of(const Int8Form& form, const Int8Weight& weight, std::ptrdiff_t first_column,
+                             std::ptrdiff_t num_columns) {
+  const std::ptrdiff_t offset = first_column / form.panel_columns * form.panel_bytes(weight.num_k);
+  return {static_cast<const char*>(weight.panels) + offset, weight.scales + first_column, num_columns, weight.num_k,
+          weight.levels};
+}
+
 // Packs rows [first_row, first_row + num_rows) of the quantised weight, given as [num_rows][num_k], into `panels`;
 // first_row is a multiple of panel_columns, num_rows too unless these rows are the last. Returns the largest sum of
 // absolute values of a row.

@@ -58,6 +58,13 @@ struct PackedWeight {
   Storage storage;
 };
 
+// Columns [first_column, first_column + num_columns) of a packed weight, as a weight of their own; first_column is a
+// multiple of 16.
+inline PackedWeight columns_of(const PackedWeight& weight, std::ptrdiff_t first_column, std::ptrdiff_t num_columns) {
+  const std::ptrdiff_t offset = first_column * weight.num_k * static_cast<std::ptrdiff_t>(element_bytes(weight.storage));
+  return {static_cast<const char*>(weight.data) + offset, num_columns, weight.num_k, weight.storage};
+}
+
 // Packs rows [first_row, first_row + num_rows) of weight[N, K], given as float32 with that many rows, into `packed`.
 // first_row is a multiple of 16; num_rows is one too unless these rows are the last. float32 is rounded to nearest
 // even for bfloat16.

@@ -70,7 +70,7 @@ class Decoder:
 
     def forward(self, token_ids: Tensor, step: StepInputs) -> Tensor:
         """`token_ids [tokens]` → last hidden states after the norm, `[tokens, hidden]`; fills the step's pages."""
-        x = self.embedding[token_ids].to(self.dtype)
+        x = self.kernels.embedding(self.embedding, token_ids, self.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, step, index)
         return self.kernels.rms_norm(x, self.norm, self.config.rms_norm_eps)
