@@ -16,7 +16,7 @@ constexpr std::ptrdiff_t kMaxPanelsPerTask = 8;          // their sums and block
 constexpr std::ptrdiff_t kTasksPerThread = 8;            // wanted at least, so that threads end together
 constexpr std::ptrdiff_t kBlockStep = 64;                // blocks of k are multiples of it; so is Int8Form::block_k
 constexpr std::ptrdiff_t kInPlaceElements = 1 << 15;     // packing less x than this costs less than waking a thread
-constexpr std::ptrdiff_t kPrefetchDistance = 2 << 10;    // ahead in a stream of panels from memory
+constexpr std::ptrdiff_t kPrefetchDistance = 4 << 10;    // ahead in a stream of panels from memory
 
 std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
 std::ptrdiff_t round_up(std::ptrdiff_t a, std::ptrdiff_t b) { return ceil_div(a, b) * b; }
@@ -92,8 +92,8 @@ void run_few_rows(const Call& call) {
   });
 }
 
-// Rows [first_row, end_row) x panels [first_panel, end_panel). Loops, outermost first: blocks of k, panels (their block,
-// widened, in the first-level cache), row blocks.
+// Rows [first_row, end_row) x panels [first_panel, end_panel). Loops, outermost first: blocks of k, panels (their block
+// in the first-level cache), row blocks.
 void run_group(const Call& call, std::ptrdiff_t first_row, std::ptrdiff_t end_row, std::ptrdiff_t first_panel,
                std::ptrdiff_t end_panel) {
   const Int8Form& form = call.form;
@@ -103,33 +103,24 @@ void run_group(const Call& call, std::ptrdiff_t first_row, std::ptrdiff_t end_ro
   const std::ptrdiff_t num_tiles = ceil_div(end_row - first_row, form.tile_rows);
   const std::ptrdiff_t tile_sums = form.tile_rows * form.panel_columns;
   thread_local Workspace workspace;
-  const std::ptrdiff_t widened_bytes = round_up(block_k * form.panel_columns * form.widened_bytes, 64);
-  const std::ptrdiff_t sums_bytes = 4 * (end_panel - first_panel) * num_tiles * tile_sums;
-  char* widened = workspace.at_least<char>(widened_bytes + sums_bytes);
-  std::int32_t* all_sums = reinterpret_cast<std::int32_t*>(widened + widened_bytes);
+  std::int32_t* all_sums = workspace.at_least<std::int32_t>((end_panel - first_panel) * num_tiles * tile_sums);
   for (std::ptrdiff_t first_k = 0; first_k < padded_k; first_k += block_k) {
     const std::ptrdiff_t end_k = std::min(padded_k, first_k + block_k);
     const std::ptrdiff_t share = round_up(ceil_div((end_k - first_k) * form.panel_columns, num_tiles), 128);
     std::int32_t* sums = all_sums;
     for (std::ptrdiff_t panel = first_panel; panel < end_panel; ++panel) {
-      const char* b = call.panel(panel) + first_k * form.panel_columns;
-      const char* next = panel + 1 < end_panel ? b + form.panel_bytes(call.weight.num_k) : nullptr;
-      if (form.widen != nullptr) form.widen(b, end_k - first_k, widened);
+      const bool more = panel + 1 < end_panel;
+      const char* next = more ? call.panel(panel + 1) + first_k * form.panel_columns : nullptr;
       for (std::ptrdiff_t row = first_row; row < end_row; row += form.tile_rows) {
         Int8Tile tile = call.tile(row, panel, first_k, end_k);
         tile.sums = sums;
         sums += tile_sums;
-        if (next != nullptr) {
+        if (more) {
           tile.prefetch = next;
           tile.prefetch_bytes = share;
           next += share;
         }
-        if (form.widen != nullptr) {
-          tile.b = widened;
-          form.tile_widened(tile);
-        } else {
-          form.tile(tile);
-        }
+        form.tile(tile);
       }
     }
   }

@@ -25,7 +25,7 @@ constexpr std::int32_t kMaxInt8Weight = 127;
 // One tile: num_rows rows x one panel of columns x one block of k.
 struct Int8Tile {
   const void* a;            // the row block, from this block of k on
-  const void* b;            // the panel, from this block of k on: as packed, or widened
+  const void* b;            // the panel, from this block of k on
   std::ptrdiff_t num_rows;  // of the row block, 1..tile_rows
   std::ptrdiff_t num_k;     // a multiple of k_multiple
   std::int32_t* sums;       // tile_rows * panel_columns sums of the blocks before, in any order the form likes
@@ -58,7 +58,7 @@ struct Int8Form {
   std::ptrdiff_t panel_columns;
   std::ptrdiff_t tile_rows;
   std::ptrdiff_t k_multiple;
-  std::ptrdiff_t block_k;  // a multiple of k_multiple: the most k of a block when there is more than one row block
+  std::ptrdiff_t block_k;  // the most k of a block where there are many row blocks; a multiple of 64, as k_multiple divides 64
   std::ptrdiff_t activation_bytes;
   std::ptrdiff_t panel_extra_bytes;
   std::int32_t max_levels;  // of an activation: 127 for int8, 32767 for int16
@@ -69,12 +69,7 @@ struct Int8Form {
   // not finite; such rows are stored as zeros).
   void (*pack_rows)(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t num_k, std::int32_t levels, void* row_block,
                     float* scales);
-  // Null, or widens a block of a panel once for many row blocks, to num_k * panel_columns * widened_bytes bytes.
-  void (*widen)(const void* b, std::ptrdiff_t num_k, void* widened);
-  std::ptrdiff_t widened_bytes;
-
-  void (*tile)(const Int8Tile&);          // b as packed
-  void (*tile_widened)(const Int8Tile&);  // b as widen wrote it; null without widen
+  void (*tile)(const Int8Tile&);
 
   std::ptrdiff_t padded_k(std::ptrdiff_t num_k) const { return (num_k + k_multiple - 1) / k_multiple * k_multiple; }
   std::ptrdiff_t num_panels(std::ptrdiff_t num_columns) const {
