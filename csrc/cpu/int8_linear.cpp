@@ -2,6 +2,8 @@
 #include "cpu/int8_linear.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <vector>
 
 #include "cpu/pool.h"
@@ -141,23 +143,58 @@ void run_many_rows(const Call& call) {
   });
 }
 
+// Quantises one row of a weight. Returns the sum of its absolute values, or -1 where one is not finite.
+std::int32_t quantize_weights(const float* row, std::ptrdiff_t num_k, std::int8_t* out, float* scale) {
+  std::uint32_t absmax_bits = 0;  // as integers, bits are ordered as absolute values are, NaN above all
+  for (std::ptrdiff_t k = 0; k < num_k; ++k) {
+    std::uint32_t bits;
+    std::memcpy(&bits, row + k, sizeof(bits));
+    absmax_bits = std::max(absmax_bits, bits & 0x7fffffffu);
+  }
+  float absmax;
+  std::memcpy(&absmax, &absmax_bits, sizeof(absmax));
+  if (absmax_bits >= 0x7f800000u || absmax < kSmallestAbsmax) {
+    std::memset(out, 0, static_cast<std::size_t>(num_k));
+    *scale = 0.0f;
+    return absmax_bits >= 0x7f800000u ? -1 : 0;
+  }
+  const float divisor = absmax / static_cast<float>(kMaxInt8Weight);
+  constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer, ties to even, in the low bits
+  std::int32_t sum = 0;
+  for (std::ptrdiff_t k = 0; k < num_k; ++k) {
+    const float shifted = row[k] / divisor + kRound;
+    std::int32_t bits;
+    std::memcpy(&bits, &shifted, sizeof(bits));
+    const std::int32_t value = bits - 0x4b400000;
+    out[k] = static_cast<std::int8_t>(value);
+    sum += value < 0 ? -value : value;
+  }
+  *scale = divisor;
+  return sum;
+}
+
 }  // namespace
 
-std::int32_t pack_int8_rows(const Int8Form& form, const std::int8_t* rows, std::ptrdiff_t first_row,
-                            std::ptrdiff_t num_rows, std::ptrdiff_t num_k, void* panels) {
+std::int32_t pack_int8_rows(const Int8Form& form, const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
+                            std::ptrdiff_t num_k, void* panels, float* scales) {
   char* out = static_cast<char*>(panels) + first_row / form.panel_columns * form.panel_bytes(num_k);
-  std::vector<std::int32_t> largest(static_cast<std::size_t>(form.num_panels(num_rows)), 0);
-  parallel_for(form.num_panels(num_rows), [&](std::ptrdiff_t index, int) {
-    const std::ptrdiff_t row = index * form.panel_columns;
+  const std::ptrdiff_t num_panels = form.num_panels(num_rows);
+  std::vector<std::int32_t> largest(static_cast<std::size_t>(num_panels), 0);
+  std::atomic<bool> finite{true};
+  parallel_for(num_panels, [&](std::ptrdiff_t panel, int) {
+    thread_local Workspace workspace;
+    std::int8_t* quantized = workspace.at_least<std::int8_t>(form.panel_columns * num_k);
+    const std::ptrdiff_t row = panel * form.panel_columns;
     const std::ptrdiff_t num_columns = std::min(form.panel_columns, num_rows - row);
-    form.pack_panel(rows + row * num_k, num_columns, num_k, out + index * form.panel_bytes(num_k));
     for (std::ptrdiff_t column = 0; column < num_columns; ++column) {
-      const std::int8_t* values = rows + (row + column) * num_k;
-      std::int32_t sum = 0;  // at most kMaxInt8Weight * kMaxInt8LinearK
-      for (std::ptrdiff_t k = 0; k < num_k; ++k) sum += values[k] < 0 ? -values[k] : values[k];
-      largest[static_cast<std::size_t>(index)] = std::max(largest[static_cast<std::size_t>(index)], sum);
+      const std::int32_t sum = quantize_weights(rows + (row + column) * num_k, num_k, quantized + column * num_k,
+                                                scales + first_row + row + column);
+      if (sum < 0) finite = false;
+      largest[static_cast<std::size_t>(panel)] = std::max(largest[static_cast<std::size_t>(panel)], sum);
     }
+    form.pack_panel(quantized, num_columns, num_k, out + panel * form.panel_bytes(num_k));
   });
+  if (!finite) return -1;
   return largest.empty() ? 0 : *std::max_element(largest.begin(), largest.end());
 }
 

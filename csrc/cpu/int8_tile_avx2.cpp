@@ -1,7 +1,7 @@
 // The AVX2 int8 form: vpmaddwd on int16 activations and weights widened to int16, the sums of a tile in registers.
 //
 // A step of two k is 12 vpmaddwd and 12 vpaddd for what float32 does in 24 vfmadd. On Zen 3 all else hides behind them:
-// measured in registers alone they take 7.6 cycles (additions also go to the two pipes that multiply), in this loop 7.8.
+// in registers alone they take 7.6 cycles (additions also go to the two pipes that multiply), in this loop 7.8.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -93,7 +93,7 @@ ANTIPHON_AVX2_INLINE __m256i load_line(const char* line) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line)));
 }
 
-// low_sum += pairs of x * low, high_sum alike. As intrinsics, g++ 12 reorders the additions and spills most of the sums.
+// low_sum += pairs of x * low, high_sum alike. As intrinsics, g++ 12 reorders the additions and spills most sums.
 ANTIPHON_AVX2_INLINE void multiply_add(__m256i& low_sum, __m256i& high_sum, const std::int32_t* x, const __m256i& low,
                                        const __m256i& high) {
   __m256i pair, product;
