@@ -19,7 +19,7 @@
 namespace antiphon::cpu {
 
 constexpr float kSmallestAbsmax = 0x1p-100f;             // below it, levels / absmax could overflow
-constexpr std::ptrdiff_t kMaxInt8LinearK = 65536;        // 127 levels x 127 x this many is the last that int32 holds
+constexpr std::ptrdiff_t kMaxInt8LinearK = 65536;        // 255 x 127 x this many still fits int32
 constexpr std::int32_t kMaxInt8Weight = 127;
 
 // One tile: num_rows rows x one panel of columns x one block of k.
