@@ -115,11 +115,18 @@ const Int8Form& parse_int8_form(const std::string& isa) {
   return kPortableInt8Form;
 }
 
+std::ptrdiff_t bind_int8_panels_bytes(std::ptrdiff_t num_columns, std::ptrdiff_t num_k, const std::string& isa) {
+  const Int8Form& form = parse_int8_form(isa);
+  return form.num_panels(num_columns) * form.panel_bytes(num_k);
+}
+
 std::int32_t bind_pack_int8_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
-                                 std::ptrdiff_t num_k, std::uintptr_t panels, const std::string& isa) {
+                                 std::ptrdiff_t num_k, std::uintptr_t panels, std::uintptr_t scales,
+                                 const std::string& isa) {
   const Int8Form& form = parse_int8_form(isa);
   py::gil_scoped_release release;
-  return pack_int8_rows(form, pointer<const std::int8_t>(rows), first_row, num_rows, num_k, pointer<void>(panels));
+  return pack_int8_rows(form, pointer<const float>(rows), first_row, num_rows, num_k, pointer<void>(panels),
+                        pointer<float>(scales));
 }
 
 // A packed int8 linear layer: checked and resolved once, called many times.
@@ -157,12 +164,9 @@ class Int8Linear {
 
 void bind_int8_linear(py::module_& m) {
   m.attr("MAX_INT8_LINEAR_K") = kMaxInt8LinearK;
-  m.def("int8_panels_bytes", [](std::ptrdiff_t num_columns, std::ptrdiff_t num_k, const std::string& isa) {
-    const Int8Form& form = parse_int8_form(isa);
-    return form.num_panels(num_columns) * form.panel_bytes(num_k);
-  }, py::arg("num_columns"), py::arg("num_k"), py::arg("isa"));
+  m.def("int8_panels_bytes", &bind_int8_panels_bytes, py::arg("num_columns"), py::arg("num_k"), py::arg("isa"));
   m.def("pack_int8_rows", &bind_pack_int8_rows, py::arg("rows"), py::arg("first_row"), py::arg("num_rows"),
-        py::arg("num_k"), py::arg("panels"), py::arg("isa"));
+        py::arg("num_k"), py::arg("panels"), py::arg("scales"), py::arg("isa"));
   py::class_<Int8Linear>(m, "Int8Linear")
       .def(py::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, std::int32_t,
                     const std::string&>(),

@@ -15,20 +15,19 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels import native
-from antiphon.kernels.reference_int8 import quantize_rows
 
 if TYPE_CHECKING:
     from antiphon.kernels import _native
 
-_PACK_ROWS = 512  # rows of a weight that are widened and quantised at a time; a multiple of every panel's columns
+_PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time; a multiple of every panel's columns
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Linear:
     """Quantises and packs `weight [N, K]` (float32, bfloat16 or float16, on the CPU) and `bias [N]`.
 
-    Beside weight and packed weight at most 512 rows are held. TypeError or ValueError for anything else, for K over
-    65,536 and for a weight with values that are not finite; RuntimeError when the extension is not there.
+    Beside weight and packed weight at most 512 rows in float32 are held. TypeError or ValueError for anything else, for
+    K over 65,536 and for a weight with values that are not finite; RuntimeError when the extension is not there.
     """
     reason = native.available()
     if reason is not None:
@@ -41,8 +40,12 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Li
     scales = torch.empty(num_columns)
     max_absolute_sum = 0
     for first in range(0, num_columns, _PACK_ROWS):
-        rows, scales[first : first + _PACK_ROWS] = quantize_rows(weight.detach()[first : first + _PACK_ROWS])
-        found = extension.pack_int8_rows(rows.data_ptr(), first, rows.shape[0], num_k, panels.data_ptr(), isa)
+        rows = weight.detach()[first : first + _PACK_ROWS].to(torch.float32).contiguous()
+        found = extension.pack_int8_rows(
+            rows.data_ptr(), first, rows.shape[0], num_k, panels.data_ptr(), scales.data_ptr(), isa
+        )
+        if found < 0:
+            raise ValueError("the weight has values that are not finite; int8 cannot hold them")
         max_absolute_sum = max(max_absolute_sum, found)
     kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
     return NativeInt8Linear(panels, scales, kept_bias, num_k=num_k, max_absolute_sum=max_absolute_sum, isa=isa)

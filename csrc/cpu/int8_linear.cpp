@@ -2,6 +2,8 @@
 #include "cpu/int8_linear.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <vector>
 
 #include "cpu/pool.h"
@@ -16,7 +18,7 @@ constexpr std::ptrdiff_t kMaxPanelsPerTask = 8;          // their sums and block
 constexpr std::ptrdiff_t kTasksPerThread = 8;            // wanted at least, so that threads end together
 constexpr std::ptrdiff_t kBlockStep = 64;                // blocks of k are multiples of it; so is Int8Form::block_k
 constexpr std::ptrdiff_t kInPlaceElements = 1 << 15;     // packing less x than this costs less than waking a thread
-constexpr std::ptrdiff_t kPrefetchDistance = 2 << 10;    // ahead in a stream of panels from memory
+constexpr std::ptrdiff_t kPrefetchDistance = 4 << 10;    // ahead in a stream of panels from memory
 
 std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
 std::ptrdiff_t round_up(std::ptrdiff_t a, std::ptrdiff_t b) { return ceil_div(a, b) * b; }
@@ -92,8 +94,8 @@ void run_few_rows(const Call& call) {
   });
 }
 
-// Rows [first_row, end_row) x panels [first_panel, end_panel). Loops, outermost first: blocks of k, panels (their block,
-// widened, in the first-level cache), row blocks.
+// Rows [first_row, end_row) x panels [first_panel, end_panel). Loops, outermost first: blocks of k, panels (their block
+// in the first-level cache), row blocks.
 void run_group(const Call& call, std::ptrdiff_t first_row, std::ptrdiff_t end_row, std::ptrdiff_t first_panel,
                std::ptrdiff_t end_panel) {
   const Int8Form& form = call.form;
@@ -103,33 +105,24 @@ void run_group(const Call& call, std::ptrdiff_t first_row, std::ptrdiff_t end_ro
   const std::ptrdiff_t num_tiles = ceil_div(end_row - first_row, form.tile_rows);
   const std::ptrdiff_t tile_sums = form.tile_rows * form.panel_columns;
   thread_local Workspace workspace;
-  const std::ptrdiff_t widened_bytes = round_up(block_k * form.panel_columns * form.widened_bytes, 64);
-  const std::ptrdiff_t sums_bytes = 4 * (end_panel - first_panel) * num_tiles * tile_sums;
-  char* widened = workspace.at_least<char>(widened_bytes + sums_bytes);
-  std::int32_t* all_sums = reinterpret_cast<std::int32_t*>(widened + widened_bytes);
+  std::int32_t* all_sums = workspace.at_least<std::int32_t>((end_panel - first_panel) * num_tiles * tile_sums);
   for (std::ptrdiff_t first_k = 0; first_k < padded_k; first_k += block_k) {
     const std::ptrdiff_t end_k = std::min(padded_k, first_k + block_k);
     const std::ptrdiff_t share = round_up(ceil_div((end_k - first_k) * form.panel_columns, num_tiles), 128);
     std::int32_t* sums = all_sums;
     for (std::ptrdiff_t panel = first_panel; panel < end_panel; ++panel) {
-      const char* b = call.panel(panel) + first_k * form.panel_columns;
-      const char* next = panel + 1 < end_panel ? b + form.panel_bytes(call.weight.num_k) : nullptr;
-      if (form.widen != nullptr) form.widen(b, end_k - first_k, widened);
+      const bool more = panel + 1 < end_panel;
+      const char* next = more ? call.panel(panel + 1) + first_k * form.panel_columns : nullptr;
       for (std::ptrdiff_t row = first_row; row < end_row; row += form.tile_rows) {
         Int8Tile tile = call.tile(row, panel, first_k, end_k);
         tile.sums = sums;
         sums += tile_sums;
-        if (next != nullptr) {
+        if (more) {
           tile.prefetch = next;
           tile.prefetch_bytes = share;
           next += share;
         }
-        if (form.widen != nullptr) {
-          tile.b = widened;
-          form.tile_widened(tile);
-        } else {
-          form.tile(tile);
-        }
+        form.tile(tile);
       }
     }
   }
@@ -150,23 +143,58 @@ void run_many_rows(const Call& call) {
   });
 }
 
+// Quantises one row of a weight. Returns the sum of its absolute values, or -1 where one is not finite.
+std::int32_t quantize_weights(const float* row, std::ptrdiff_t num_k, std::int8_t* out, float* scale) {
+  std::uint32_t absmax_bits = 0;  // as integers, bits are ordered as absolute values are, NaN above all
+  for (std::ptrdiff_t k = 0; k < num_k; ++k) {
+    std::uint32_t bits;
+    std::memcpy(&bits, row + k, sizeof(bits));
+    absmax_bits = std::max(absmax_bits, bits & 0x7fffffffu);
+  }
+  float absmax;
+  std::memcpy(&absmax, &absmax_bits, sizeof(absmax));
+  if (absmax_bits >= 0x7f800000u || absmax < kSmallestAbsmax) {
+    std::memset(out, 0, static_cast<std::size_t>(num_k));
+    *scale = 0.0f;
+    return absmax_bits >= 0x7f800000u ? -1 : 0;
+  }
+  const float divisor = absmax / static_cast<float>(kMaxInt8Weight);
+  constexpr float kRound = 0x1.8p23f;  // adding it leaves the nearest integer, ties to even, in the low bits
+  std::int32_t sum = 0;
+  for (std::ptrdiff_t k = 0; k < num_k; ++k) {
+    const float shifted = row[k] / divisor + kRound;
+    std::int32_t bits;
+    std::memcpy(&bits, &shifted, sizeof(bits));
+    const std::int32_t value = bits - 0x4b400000;
+    out[k] = static_cast<std::int8_t>(value);
+    sum += value < 0 ? -value : value;
+  }
+  *scale = divisor;
+  return sum;
+}
+
 }  // namespace
 
-std::int32_t pack_int8_rows(const Int8Form& form, const std::int8_t* rows, std::ptrdiff_t first_row,
-                            std::ptrdiff_t num_rows, std::ptrdiff_t num_k, void* panels) {
+std::int32_t pack_int8_rows(const Int8Form& form, const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
+                            std::ptrdiff_t num_k, void* panels, float* scales) {
   char* out = static_cast<char*>(panels) + first_row / form.panel_columns * form.panel_bytes(num_k);
-  std::vector<std::int32_t> largest(static_cast<std::size_t>(form.num_panels(num_rows)), 0);
-  parallel_for(form.num_panels(num_rows), [&](std::ptrdiff_t index, int) {
-    const std::ptrdiff_t row = index * form.panel_columns;
+  const std::ptrdiff_t num_panels = form.num_panels(num_rows);
+  std::vector<std::int32_t> largest(static_cast<std::size_t>(num_panels), 0);
+  std::atomic<bool> finite{true};
+  parallel_for(num_panels, [&](std::ptrdiff_t panel, int) {
+    thread_local Workspace workspace;
+    std::int8_t* quantized = workspace.at_least<std::int8_t>(form.panel_columns * num_k);
+    const std::ptrdiff_t row = panel * form.panel_columns;
     const std::ptrdiff_t num_columns = std::min(form.panel_columns, num_rows - row);
-    form.pack_panel(rows + row * num_k, num_columns, num_k, out + index * form.panel_bytes(num_k));
     for (std::ptrdiff_t column = 0; column < num_columns; ++column) {
-      const std::int8_t* values = rows + (row + column) * num_k;
-      std::int32_t sum = 0;  // at most kMaxInt8Weight * kMaxInt8LinearK
-      for (std::ptrdiff_t k = 0; k < num_k; ++k) sum += values[k] < 0 ? -values[k] : values[k];
-      largest[static_cast<std::size_t>(index)] = std::max(largest[static_cast<std::size_t>(index)], sum);
+      const std::int32_t sum = quantize_weights(rows + (row + column) * num_k, num_k, quantized + column * num_k,
+                                                scales + first_row + row + column);
+      if (sum < 0) finite = false;
+      largest[static_cast<std::size_t>(panel)] = std::max(largest[static_cast<std::size_t>(panel)], sum);
     }
+    form.pack_panel(quantized, num_columns, num_k, out + panel * form.panel_bytes(num_k));
   });
+  if (!finite) return -1;
   return largest.empty() ? 0 : *std::max_element(largest.begin(), largest.end());
 }
 

@@ -1,13 +1,13 @@
 // The CPU linear kernel on int8 weights: y[M, N] = x[M, K] @ weight[N, K]^T (+ bias[N]) (+ residual[M, N]), all but the
 // weight float32. DESIGN section 4; kernels/native_int8.py is its Python side, kernels/reference_int8.py its oracle.
 //
-//   weight    q_w[n, k] = rint(weight[n, k] / w_scale[n]), |q_w| <= 127, w_scale[n] = absmax of row n / 127
+//   weight    q_w[n, k] = rint(weight[n, k] / w_scale[n]), w_scale[n] = absmax of row n / 127 (0 for zeros)
 //   x         q_x[m, k] = rint(x[m, k] * (levels / absmax)), x_scale[m] = absmax / levels, absmax of row m
 //   sum       sum[m, n] = sum over k of q_x q_w, in int32, exact: levels is chosen per weight so that no sum overflows
 //   y         y[m, n] = float(sum) * (x_scale[m] * w_scale[n]) + bias[n] + residual[m, n], rounded after every step
 //
-// The sums are exact, so no blocking, thread or neighbouring row can change a bit of y. A row of x that is all zeros (or
-// all below kSmallestAbsmax) gives the bias; a row with a NaN or an infinity gives NaN in that row, and only there.
+// The sums are exact, so no blocking, thread or neighbouring row can change a bit of y. A row of x that is all zeros
+// (or all below kSmallestAbsmax) gives the bias; a row with a NaN or an infinity gives NaN in that row, and only there.
 //
 // How weight and x are laid out belongs to a *form* (Int8Form), one per instruction set; the blocking and the threads
 // (int8_linear.cpp) are the same for all.
@@ -19,13 +19,13 @@
 namespace antiphon::cpu {
 
 constexpr float kSmallestAbsmax = 0x1p-100f;             // below it, levels / absmax could overflow
-constexpr std::ptrdiff_t kMaxInt8LinearK = 65536;        // 127 levels x 127 x this many is the last that int32 holds
+constexpr std::ptrdiff_t kMaxInt8LinearK = 65536;        // 255 x 127 x this many still fits int32
 constexpr std::int32_t kMaxInt8Weight = 127;
 
 // One tile: num_rows rows x one panel of columns x one block of k.
 struct Int8Tile {
   const void* a;            // the row block, from this block of k on
-  const void* b;            // the panel, from this block of k on: as packed, or widened
+  const void* b;            // the panel, from this block of k on
   std::ptrdiff_t num_rows;  // of the row block, 1..tile_rows
   std::ptrdiff_t num_k;     // a multiple of k_multiple
   std::int32_t* sums;       // tile_rows * panel_columns sums of the blocks before, in any order the form likes
@@ -58,7 +58,8 @@ struct Int8Form {
   std::ptrdiff_t panel_columns;
   std::ptrdiff_t tile_rows;
   std::ptrdiff_t k_multiple;
-  std::ptrdiff_t block_k;  // a multiple of k_multiple: the most k of a block when there is more than one row block
+  std::ptrdiff_t block_k;  // the most k of a block where there are many row blocks; a multiple of 64, which k_multiple
+                           // divides
   std::ptrdiff_t activation_bytes;
   std::ptrdiff_t panel_extra_bytes;
   std::int32_t max_levels;  // of an activation: 127 for int8, 32767 for int16
@@ -69,12 +70,7 @@ struct Int8Form {
   // not finite; such rows are stored as zeros).
   void (*pack_rows)(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t num_k, std::int32_t levels, void* row_block,
                     float* scales);
-  // Null, or widens a block of a panel once for many row blocks, to num_k * panel_columns * widened_bytes bytes.
-  void (*widen)(const void* b, std::ptrdiff_t num_k, void* widened);
-  std::ptrdiff_t widened_bytes;
-
-  void (*tile)(const Int8Tile&);          // b as packed
-  void (*tile_widened)(const Int8Tile&);  // b as widen wrote it; null without widen
+  void (*tile)(const Int8Tile&);
 
   std::ptrdiff_t padded_k(std::ptrdiff_t num_k) const { return (num_k + k_multiple - 1) / k_multiple * k_multiple; }
   std::ptrdiff_t num_panels(std::ptrdiff_t num_columns) const {
@@ -108,11 +104,11 @@ inline Int8Weight columns_of(const Int8Form& form, const Int8Weight& weight, std
           weight.levels};
 }
 
-// Packs rows [first_row, first_row + num_rows) of the quantised weight, given as [num_rows][num_k], into `panels`;
-// first_row is a multiple of panel_columns, num_rows too unless these rows are the last. Returns the largest sum of
-// absolute values of a row.
-std::int32_t pack_int8_rows(const Int8Form& form, const std::int8_t* rows, std::ptrdiff_t first_row,
-                            std::ptrdiff_t num_rows, std::ptrdiff_t num_k, void* panels);
+// Quantises rows [first_row, first_row + num_rows) of the weight, given as float32 with that many rows, and packs them
+// into `panels` and `scales`, which are the whole weight's; first_row is a multiple of panel_columns, num_rows too
+// unless these rows are the last. Returns the largest sum of absolute values of a row, or -1 where a value is not finite.
+std::int32_t pack_int8_rows(const Int8Form& form, const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
+                            std::ptrdiff_t num_k, void* panels, float* scales);
 
 // The most levels of an activation with which no sum can overflow, for a weight whose rows' absolute sums are at most
 // max_absolute_sum. Real weights are mostly far below 127, so this is some 4 times what K alone would allow.

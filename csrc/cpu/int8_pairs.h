@@ -13,7 +13,7 @@ namespace antiphon::cpu {
 
 constexpr std::ptrdiff_t kPairColumns = 16;
 constexpr std::ptrdiff_t kPairRows = 6;       // 6 x 16 sums are 12 of the 16 AVX2 registers
-constexpr std::ptrdiff_t kPairBlockK = 512;   // a panel's block widened to int16 is 16 KiB: half of a first-level cache
+constexpr std::ptrdiff_t kPairBlockK = 1024;  // a panel block of 16 KiB: half of a first-level cache
 constexpr std::int32_t kPairMaxLevels = 32767;
 
 void pack_pair_panel(const std::int8_t* rows, std::ptrdiff_t num_columns, std::ptrdiff_t num_k, void* panel);

@@ -117,10 +117,7 @@ const Int8Form kPortableInt8Form = {
     kPairMaxLevels,
     pack_pair_panel,
     pack_rows,
-    /*widen=*/nullptr,
-    /*widened_bytes=*/0,
     run_tile,
-    /*tile_widened=*/nullptr,
 };
 
 }  // namespace antiphon::cpu

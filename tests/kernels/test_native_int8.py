@@ -192,6 +192,13 @@ def test_half_precision_strided_and_leading_sizes_are_served() -> None:
     assert torch.equal(in_place, expected)
 
 
+def test_weights_between_two_steps_of_any_size_are_quantised_as_in_torch() -> None:
+    """Halves are rounded to even; a row too small to have a scale is zeros."""
+    weight = torch.cat([torch.arange(-127, 127) + 0.5, torch.tensor([127.0])]).repeat(4, 1)
+    weight *= torch.tensor([1.0, -1e-36, 1e-40, 1e36])[:, None]
+    assert torch.equal(pack_int8_linear(weight)(torch.eye(255)), plain(weight, None)(torch.eye(255)))
+
+
 def test_a_packed_weight_has_a_byte_for_each_weight() -> None:
     layer = pack_int8_linear(torch.randn(64, 256), torch.randn(64))
     assert layer.num_bytes == 64 * 256 + 64 * 4 + 64 * 4
