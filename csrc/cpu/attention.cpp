@@ -11,6 +11,7 @@
 namespace antiphon::cpu {
 namespace {
 
+constexpr std::ptrdiff_t kLineBytes = 64;
 constexpr double kLog2E = 1.4426950408889634;
 
 std::ptrdiff_t round_up(std::ptrdiff_t value, std::ptrdiff_t step) { return (value + step - 1) / step * step; }
@@ -120,7 +121,7 @@ class Work {
 
   std::ptrdiff_t slot(std::ptrdiff_t page) const { return kv_head_ * layer_.num_slots + page * kPageKeys; }
 
-  const void* at(const void* pool, std::ptrdiff_t page) const {
+  const char* at(const void* pool, std::ptrdiff_t page) const {
     return static_cast<const char*>(pool) + slot(page) * layer_.head_dim * element_bytes(layer_.storage);
   }
 
@@ -139,28 +140,33 @@ class Work {
       }
     }
     while (state_.num_seen[first_row] == 0) ++first_row;  // tokens of earlier blocks
-    pack(block, first, num_keys);
-    run_tiles(first_row, end_row, members_[first].pages[block], num_keys);
-  }
-
-  void pack(std::ptrdiff_t block, std::ptrdiff_t member, std::ptrdiff_t num_keys) const {
-    const std::int32_t* pages = members_[member].pages;
-    const bool more = block + 1 < members_[member].num_blocks();
+    const std::int32_t* pages = members_[first].pages;
     const int storage = static_cast<int>(layer_.storage);
-    form_.pack_keys[storage](at(layer_.k, pages[block]), num_keys, layer_.head_dim,
-                             more ? at(layer_.k, pages[block + 1]) : nullptr, state_.keys);
-    form_.pack_values[storage](at(layer_.v, pages[block]), num_keys, layer_.head_dim,
-                               more ? at(layer_.v, pages[block + 1]) : nullptr, state_.values);
+    form_.pack_keys[storage](at(layer_.k, pages[block]), num_keys, layer_.head_dim, state_.keys);
+    form_.pack_values[storage](at(layer_.v, pages[block]), num_keys, layer_.head_dim, state_.values);
+    AttentionTile tile = tile_of(pages[block], num_keys);
+    if (block + 1 < members_[first].num_blocks()) {
+      tile.next_keys = at(layer_.k, pages[block + 1]);
+      tile.next_values = at(layer_.v, pages[block + 1]);
+      tile.next_bytes = kPageKeys * layer_.head_dim * element_bytes(layer_.storage);
+    }
+    run_tiles(tile, first_row, end_row);
   }
 
-  void run_tiles(std::ptrdiff_t row, std::ptrdiff_t end_row, std::ptrdiff_t page, std::ptrdiff_t num_keys) const {
-    AttentionTile tile;
+  AttentionTile tile_of(std::ptrdiff_t page, std::ptrdiff_t num_keys) const {
+    AttentionTile tile{};
     tile.keys = state_.keys;
     tile.values = state_.values;
     tile.k_scale = layer_.k_scale != nullptr ? layer_.k_scale + slot(page) : nullptr;
     tile.v_scale = layer_.v_scale != nullptr ? layer_.v_scale + slot(page) : nullptr;
     tile.num_keys = num_keys;
     tile.head_dim = layer_.head_dim;
+    return tile;
+  }
+
+  // Runs rows [row, end_row) in tiles; each prefetches its share of the next block.
+  void run_tiles(AttentionTile tile, std::ptrdiff_t row, std::ptrdiff_t end_row) const {
+    std::ptrdiff_t left_bytes = tile.next_bytes;
     for (std::ptrdiff_t tiles = (end_row - row + kAttentionTileRows - 1) / kAttentionTileRows; tiles > 0; --tiles) {
       const std::ptrdiff_t rows = (end_row - row + tiles - 1) / tiles;  // 7 rows are 4 + 3, not 6 + 1
       tile.q = state_.q + row * layer_.head_dim;
@@ -168,7 +174,11 @@ class Work {
       tile.max = state_.max + row;
       tile.sum = state_.sum + row;
       tile.num_seen = state_.num_seen + row;
+      tile.next_bytes = std::min(left_bytes, round_up(left_bytes / tiles, kLineBytes));
       form_.tiles[rows - 1](tile);
+      tile.next_keys += tile.next_bytes;
+      tile.next_values += tile.next_bytes;
+      left_bytes -= tile.next_bytes;
       row += rows;
     }
   }

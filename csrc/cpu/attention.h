@@ -37,12 +37,13 @@ struct AttentionTile {
   const float* v_scale;
   std::ptrdiff_t num_keys;
   std::ptrdiff_t head_dim;
+  const char* next_keys;  // bytes of the block after this one, to be prefetched on the way: this tile's share
+  const char* next_values;
+  std::ptrdiff_t next_bytes;
 };
 
-// Widens num_keys rows [head_dim] of a page to float32 and packs them. `next` is null or the page that will be wanted
-// next: its bytes are prefetched on the way.
-using PackFunction = void (*)(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, const void* next,
-                              float* packed);
+// Widens num_keys rows [head_dim] of a page to float32 and packs them.
+using PackFunction = void (*)(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, float* packed);
 using AttentionTileFunction = void (*)(const AttentionTile&);
 
 // The form of one instruction set: [storage], [rows - 1].

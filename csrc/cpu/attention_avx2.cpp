@@ -22,10 +22,24 @@ ANTIPHON_INLINE void multiply_add(__m256& sum, const __m256& x, const __m256& li
 template <int kRows>
 constexpr int kPanelsAtOnce = kRows == 1 ? 4 : kRows <= 3 ? 2 : 1;
 
+// Bytes to be prefetched into the second-level cache, a little at a time: a burst would wait for memory.
+struct Prefetch {
+  const char* next;
+  const char* end;
+
+  void step() {
+    if (next >= end) return;
+    _mm_prefetch(next, _MM_HINT_T1);
+    _mm_prefetch(next + 64, _MM_HINT_T1);
+    next += 128;
+  }
+};
+
 // sums[row] += a[row][k] * b[panel][k][16] over ascending k: one chain for each element.
 template <int kRows, int kPanels>
 ANTIPHON_INLINE void chain(__m256 (&sums)[kRows][2 * kPanels], const float* a, std::ptrdiff_t a_row_stride,
-                           const float* b, std::ptrdiff_t b_panel_stride, std::ptrdiff_t num_k) {
+                           const float* b, std::ptrdiff_t b_panel_stride, std::ptrdiff_t num_k,
+                           Prefetch& prefetch) {
   const auto step = [&](std::ptrdiff_t k) ANTIPHON_AVX2 __attribute__((always_inline)) {
     if constexpr (kPanels == 1) {
       const __m256 low = _mm256_load_ps(b + k * kPanel);
@@ -50,6 +64,7 @@ ANTIPHON_INLINE void chain(__m256 (&sums)[kRows][2 * kPanels], const float* a, s
   };
   std::ptrdiff_t k = 0;
   for (; k + 4 <= num_k; k += 4) {
+    prefetch.step();
     step(k);
     step(k + 1);
     step(k + 2);
@@ -60,7 +75,8 @@ ANTIPHON_INLINE void chain(__m256 (&sums)[kRows][2 * kPanels], const float* a, s
 
 // scores[row][64] of kPanels panels of keys from `panel` on.
 template <int kRows, int kPanels>
-ANTIPHON_INLINE void score_panels(const AttentionTile& tile, std::ptrdiff_t panel, float* scores) {
+ANTIPHON_INLINE void score_panels(const AttentionTile& tile, std::ptrdiff_t panel, float* scores,
+                                  Prefetch& prefetch) {
   __m256 sums[kRows][2 * kPanels];
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
@@ -68,7 +84,8 @@ ANTIPHON_INLINE void score_panels(const AttentionTile& tile, std::ptrdiff_t pane
     for (int part = 0; part < 2 * kPanels; ++part) sums[row][part] = _mm256_setzero_ps();
   }
   const std::ptrdiff_t panel_stride = tile.head_dim * kPanel;
-  chain<kRows, kPanels>(sums, tile.q, tile.head_dim, tile.keys + panel * panel_stride, panel_stride, tile.head_dim);
+  chain<kRows, kPanels>(sums, tile.q, tile.head_dim, tile.keys + panel * panel_stride, panel_stride, tile.head_dim,
+                        prefetch);
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 8
@@ -150,9 +167,9 @@ ANTIPHON_INLINE float soften(const AttentionTile& tile, int row, std::ptrdiff_t 
 
 // accumulator = correction * accumulator + weights * values over keys [first, end), for kPanels panels of columns.
 template <int kRows, int kPanels>
-ANTIPHON_INLINE void add_values(const AttentionTile& tile, std::ptrdiff_t panel, std::ptrdiff_t row_stride, int first_row,
-                                const float* weights, const float* corrections, std::ptrdiff_t first,
-                                std::ptrdiff_t end) {
+ANTIPHON_INLINE void add_values(const AttentionTile& tile, std::ptrdiff_t panel, std::ptrdiff_t row_stride,
+                                int first_row, const float* weights, const float* corrections, std::ptrdiff_t first,
+                                std::ptrdiff_t end, Prefetch& prefetch) {
   const std::ptrdiff_t panel_stride = tile.num_keys * kPanel;
   float* accumulator = tile.accumulator + first_row * row_stride + panel * kPanel;
   __m256 sums[kRows][2 * kPanels];
@@ -165,7 +182,8 @@ ANTIPHON_INLINE void add_values(const AttentionTile& tile, std::ptrdiff_t panel,
     }
   }
   chain<kRows, kPanels>(sums, weights + first_row * kPageKeys + first, kPageKeys,
-                        tile.values + panel * panel_stride + first * kPanel, panel_stride, end - first);
+                        tile.values + panel * panel_stride + first * kPanel, panel_stride, end - first,
+                        prefetch);
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 8
@@ -177,15 +195,17 @@ ANTIPHON_INLINE void add_values(const AttentionTile& tile, std::ptrdiff_t panel,
 
 template <int kRows>
 ANTIPHON_INLINE void add_all_values(const AttentionTile& tile, int first_row, const float* weights,
-                                    const float* corrections, std::ptrdiff_t first, std::ptrdiff_t end) {
+                                    const float* corrections, std::ptrdiff_t first, std::ptrdiff_t end,
+                                    Prefetch& prefetch) {
   constexpr int kPanels = kPanelsAtOnce<kRows>;
   const std::ptrdiff_t num_panels = (tile.head_dim + kPanel - 1) / kPanel;
   std::ptrdiff_t panel = 0;
   for (; panel + kPanels <= num_panels; panel += kPanels) {
-    add_values<kRows, kPanels>(tile, panel, num_panels * kPanel, first_row, weights, corrections, first, end);
+    add_values<kRows, kPanels>(tile, panel, num_panels * kPanel, first_row, weights, corrections, first, end,
+                               prefetch);
   }
   for (; kPanels > 1 && panel < num_panels; ++panel) {
-    add_values<kRows, 1>(tile, panel, num_panels * kPanel, first_row, weights, corrections, first, end);
+    add_values<kRows, 1>(tile, panel, num_panels * kPanel, first_row, weights, corrections, first, end, prefetch);
   }
 }
 
@@ -193,7 +213,8 @@ ANTIPHON_INLINE void add_all_values(const AttentionTile& tile, int first_row, co
 ANTIPHON_AVX2 __attribute__((noinline)) void add_last_values(const AttentionTile& tile, int row, const float* weights,
                                                              std::ptrdiff_t first, std::ptrdiff_t end) {
   const float unchanged = 1.0f;
-  add_all_values<1>(tile, row, weights, &unchanged, first, end);
+  Prefetch nothing{};
+  add_all_values<1>(tile, row, weights, &unchanged, first, end, nothing);
 }
 
 template <int kRows>
@@ -208,24 +229,23 @@ ANTIPHON_AVX2 void run_tile(const AttentionTile& tile) {
   }
   constexpr int kPanels = kPanelsAtOnce<kRows>;
   const std::ptrdiff_t num_panels = (most + kPanel - 1) / kPanel;
+  Prefetch keys{tile.next_keys, tile.next_keys + tile.next_bytes};
+  Prefetch values{tile.next_values, tile.next_values + tile.next_bytes};
   std::ptrdiff_t panel = 0;
-  for (; panel + kPanels <= num_panels; panel += kPanels) score_panels<kRows, kPanels>(tile, panel, scores);
-  for (; kPanels > 1 && panel < num_panels; ++panel) score_panels<kRows, 1>(tile, panel, scores);
+  for (; panel + kPanels <= num_panels; panel += kPanels) score_panels<kRows, kPanels>(tile, panel, scores, keys);
+  for (; kPanels > 1 && panel < num_panels; ++panel) score_panels<kRows, 1>(tile, panel, scores, keys);
+  while (keys.next < keys.end) keys.step();
   for (int row = 0; row < kRows; ++row) {
     float* row_scores = scores + row * kPageKeys;
     corrections[row] = tile.num_seen[row] == kPageKeys
                            ? soften<kPageKeys>(tile, row, kPageKeys, row_scores)
                            : soften<0>(tile, row, tile.num_seen[row], row_scores);
   }
-  add_all_values<kRows>(tile, 0, scores, corrections, 0, fewest);
+  add_all_values<kRows>(tile, 0, scores, corrections, 0, fewest, values);
+  while (values.next < values.end) values.step();
   for (int row = 0; row < kRows; ++row) {
     if (tile.num_seen[row] > fewest) add_last_values(tile, row, scores, fewest, tile.num_seen[row]);
   }
-}
-
-void prefetch_lines(const void* base, std::ptrdiff_t offset_bytes, std::ptrdiff_t num_bytes) {
-  const char* line = static_cast<const char*>(base) + offset_bytes;
-  for (std::ptrdiff_t i = 0; i < num_bytes; i += 64) _mm_prefetch(line + i, _MM_HINT_T1);
 }
 
 float widen_one(float value) { return value; }
@@ -321,16 +341,13 @@ ANTIPHON_INLINE void transpose_panel(const T* const* rows, std::ptrdiff_t elemen
 }
 
 template <typename T>
-ANTIPHON_AVX2 void pack_keys(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, const void* next,
-                             float* packed) {
+ANTIPHON_AVX2 void pack_keys(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, float* packed) {
   const T* from = static_cast<const T*>(page);
-  const std::ptrdiff_t row_bytes = head_dim * static_cast<std::ptrdiff_t>(sizeof(T));
   for (std::ptrdiff_t first = 0; first < num_keys; first += kPanel) {
     const T* rows[kPanel];
     for (std::ptrdiff_t i = 0; i < kPanel; ++i) {
       rows[i] = from + std::min(first + i, num_keys - 1) * head_dim;  // past the end any key will do: it is masked
     }
-    if (next != nullptr) prefetch_lines(next, first * row_bytes, kPanel * row_bytes);
     std::ptrdiff_t element = 0;
     for (; element + 8 <= head_dim; element += 8) transpose_panel(rows, element, packed);
     for (; element < head_dim; ++element) {
@@ -341,13 +358,10 @@ ANTIPHON_AVX2 void pack_keys(const void* page, std::ptrdiff_t num_keys, std::ptr
 }
 
 template <typename T>
-ANTIPHON_AVX2 void pack_values(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, const void* next,
-                               float* packed) {
-  const std::ptrdiff_t row_bytes = head_dim * static_cast<std::ptrdiff_t>(sizeof(T));
+ANTIPHON_AVX2 void pack_values(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, float* packed) {
   const std::ptrdiff_t panel_stride = num_keys * kPanel;
   for (std::ptrdiff_t key = 0; key < num_keys; ++key) {
     const T* from = static_cast<const T*>(page) + key * head_dim;
-    if (next != nullptr) prefetch_lines(next, key * row_bytes, row_bytes);
     float* to = packed + key * kPanel;
     std::ptrdiff_t column = 0;
     for (; column + kPanel <= head_dim; column += kPanel) {

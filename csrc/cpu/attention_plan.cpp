@@ -52,7 +52,8 @@ AttentionPlan::AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t ta
     const AttentionMember& member = rows.back();
     if (member.num_blocks() > table_pages) refuse(row, "has more tokens than its block table has pages for");
     for (std::ptrdiff_t block = 0; block < member.num_blocks(); ++block) {
-      if (member.pages[block] < 0 || member.pages[block] >= num_pages) refuse(row, "has a page that is not in the pool");
+      const std::int32_t page = member.pages[block];
+      if (page < 0 || page >= num_pages) refuse(row, "has a page that is not in the pool");
     }
   }
   std::ptrdiff_t item_rows = kItemRows;

@@ -20,19 +20,21 @@ float widen(std::uint16_t value) {
 }
 
 template <typename T>
-void pack_keys(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, const void*, float* packed) {
+void pack_keys(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, float* packed) {
   for (std::ptrdiff_t first = 0; first < num_keys; first += kPanel) {
     for (std::ptrdiff_t i = 0; i < kPanel; ++i) {
       // Past the end any key will do: it is masked.
       const T* row = static_cast<const T*>(page) + std::min(first + i, num_keys - 1) * head_dim;
-      for (std::ptrdiff_t element = 0; element < head_dim; ++element) packed[element * kPanel + i] = widen(row[element]);
+      for (std::ptrdiff_t element = 0; element < head_dim; ++element) {
+        packed[element * kPanel + i] = widen(row[element]);
+      }
     }
     packed += head_dim * kPanel;
   }
 }
 
 template <typename T>
-void pack_values(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, const void*, float* packed) {
+void pack_values(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, float* packed) {
   for (std::ptrdiff_t first = 0; first < head_dim; first += kPanel) {
     for (std::ptrdiff_t key = 0; key < num_keys; ++key) {
       const T* row = static_cast<const T*>(page) + key * head_dim;
