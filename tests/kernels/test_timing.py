@@ -15,7 +15,7 @@ from antiphon.kernels.timing import KernelTimes, OperationTime, timed
 
 
 def plain_kernels() -> KernelSet:
-    return choose_kernels(KernelContext("cpu", torch.float32, torch.float32, 4), only="reference")
+    return choose_kernels(KernelContext("cpu", torch.float32, torch.float32, torch.float32, 4), only="reference")
 
 
 def timed_kernels(kernels: KernelSet) -> tuple[KernelSet, KernelTimes]:
