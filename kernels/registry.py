@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphon.kernels import native, reference, torch_cpu
+from antiphon.kernels import native, native_attention, native_rotary, reference, torch_cpu
 from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLinear
 
 Reason = Callable[[KernelContext], str | None]
@@ -42,8 +42,14 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
             Candidate("torch_onednn", _cpu_and(torch_cpu.linear_reason), torch_cpu.linear),
         ),
         "rms_norm": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rms_norm),),
-        "rotary_and_store": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rotary_and_store),),
-        "paged_attention": (Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),),
+        "rotary_and_store": (
+            Candidate("native", _native_reason, native_rotary.rotary_and_store),
+            Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rotary_and_store),
+        ),
+        "paged_attention": (
+            Candidate("native", _native_reason, native_attention.paged_attention),
+            Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),
+        ),
         "silu_and_mul": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul),),
     }
     return (*fast.get(operation, ()), last)
