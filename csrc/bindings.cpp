@@ -243,7 +243,8 @@ void bind_rotary_and_store(std::uintptr_t q, std::ptrdiff_t q_token_stride, std:
                            std::ptrdiff_t k_token_stride, std::uintptr_t v, std::ptrdiff_t v_token_stride,
                            std::uintptr_t cos, std::uintptr_t sin, std::uintptr_t slots, std::ptrdiff_t num_tokens,
                            std::ptrdiff_t num_heads, const KvShape& shape, std::uintptr_t k_pool,
-                           std::uintptr_t v_pool, std::uintptr_t k_scale, std::uintptr_t v_scale, std::uintptr_t q_out) {
+                           std::uintptr_t v_pool, std::uintptr_t k_scale, std::uintptr_t v_scale,
+                           std::uintptr_t q_out) {
   py::gil_scoped_release release;
   const RotaryInput input{pointer<const float>(q),
                           pointer<const float>(k),
