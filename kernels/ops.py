@@ -36,8 +36,8 @@ class LayerCache:
 
     `k_scale, v_scale [num_kv_heads, num_slots]` (float32) are there with int8 alone, one scale per token and head:
     a stored vector stands for `int8 * scale`, where `scale = absmax / 127` and `int8 = rint(x * (127 / absmax))`, in
-    fp32, ties to even. A vector of zeros (all below 1e-35) has scale 0. A page's scale would change as tokens are appended
-    (docs/decisions/0005).
+    fp32, ties to even. A vector of zeros (all below 1e-35) has scale 0. Why not one scale for a page:
+    docs/decisions/0005-kv-scales-per-token.md.
     """
 
     k: Tensor
@@ -54,8 +54,8 @@ class PackedLinear(Protocol):
         """Bytes held, bias included."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`x [tokens, in]` → `x @ weight.T + bias`, `[tokens, out]`, in x's dtype; `residual [tokens, out]` is added
-        last and is left as it is."""
+        """`x [tokens, in]` → `x @ weight.T + bias (+ residual)`, a new `[tokens, out]`, in x's dtype. `residual` has
+        that shape and dtype and is added last."""
 
 
 class PackLinear(Protocol):

@@ -53,7 +53,7 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
 
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:
     """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests); a
-    name stands for its int8 form too. Raises `ValueError` with every candidate's reason where none can serve."""
+    name stands for its int8 form too. Raises `ValueError` with all reasons where nobody can serve an operation."""
     chosen: dict[str, Callable[..., Any]] = {}
     known = {candidate.name for operation in OPERATIONS for candidate in candidates(operation)}
     if only is not None and only not in known:

@@ -16,6 +16,7 @@ from antiphon.bench_round import BenchRoundOptions, bench_round, round_floor, ta
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
 from antiphon.engine.model_source import resolve_model
+from antiphon.kernels import native
 from antiphon.machine import MachineRates
 from antiphon.precision import Precision
 
@@ -59,8 +60,11 @@ def test_the_precision_that_was_asked_for_is_the_one_that_runs(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "measure_rates", lambda dtype: MachineRates(1e12, 1e10))
-    options = replace(_OPTIONS, model=str(tiny_model), dtype="float32", kv_cache_dtype="int8", num_rounds=1)
-    assert asyncio.run(bench_round(options)).dtype == "float32, KV in int8"
+    options = replace(_OPTIONS, model=str(tiny_model), kv_cache_dtype="int8", num_rounds=1)
+    assert asyncio.run(bench_round(replace(options, dtype="float32"))).dtype == "float32, KV in int8"
+    if native.available() is None:
+        found = asyncio.run(bench_round(replace(options, quantization="int8")))
+        assert found.dtype == "float32, weights and KV in int8"
 
 
 def test_prefixes_share_the_instruction_and_no_text_comes_twice(tiny_model: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import tiny_models as tiny
 import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from antiphon.engine.config import ModelConfig, config_from_hf
 from antiphon.engine.errors import CapacityError
@@ -24,18 +26,20 @@ NATIVE = Precision(torch.float32, torch.bfloat16, torch.bfloat16)
 INT8 = Precision(torch.float32, torch.int8, torch.int8)
 
 
+def qwen_raw(hidden: int, size: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "intermediate_size": size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "vocab_size": 151_936,
+    }
+
+
 def qwen(hidden: int, size: int, layers: int, heads: int) -> ModelConfig:
-    return config_from_hf(
-        {
-            "model_type": "qwen2",
-            "hidden_size": hidden,
-            "intermediate_size": size,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": 2,
-            "vocab_size": 151_936,
-        }
-    )
+    return config_from_hf(qwen_raw(hidden, size, layers, heads))
 
 
 WORKER, DRIVER = qwen(896, 4864, 24, 14), qwen(1536, 8960, 28, 12)
@@ -104,6 +108,21 @@ def test_loaded_weights_fit_what_was_booked_for_them(family: str, tied: bool, on
     )
     decoder = Decoder.load(config, kernels, tiny.StateDictCheckpoint(tiny.hf_tensors(model)), torch.float32)
     booked = weight_bytes(config, torch.float32)
+    assert decoder.num_bytes <= booked <= 1.1 * decoder.num_bytes
+
+
+@pytest.mark.parametrize("only", [None, "reference"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_loaded_int8_weights_of_a_real_width_fit_what_was_booked_for_them(tied: bool, only: str | None) -> None:
+    """Sizes of the 0.5B with a layer and a small vocabulary: tiny ones would be mostly padding."""
+    raw = {**qwen_raw(896, 4864, 1, 14), "vocab_size": 1024, "tie_word_embeddings": tied}
+    config = config_from_hf(raw)
+    kernels = choose_kernels(KernelContext("cpu", torch.float32, torch.int8, torch.int8, config.head_dim), only=only)
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(Qwen2Config(**{key: value for key, value in raw.items() if key != "model_type"}))
+    tensors = {name: torch.ones(value.shape) for name, value in tiny.hf_tensors(model).items()}
+    decoder = Decoder.load(config, kernels, tiny.StateDictCheckpoint(tensors), torch.float32, torch.int8)
+    booked = weight_bytes(config, torch.int8)
     assert decoder.num_bytes <= booked <= 1.1 * decoder.num_bytes
 
 

@@ -38,7 +38,7 @@ def test_without_the_extension_the_next_candidate_serves_and_the_report_says_why
     assert choose_kernels(FLOAT32).linear is torch_cpu.linear
     linear = next(entry for entry in report(FLOAT32) if entry.operation == "linear")
     assert linear.candidates[0] == ("native", False, "the C++ extension is not there")
-    assert ("torch_onednn", True, "") in linear.candidates
+    assert next(name for name, serves, _ in linear.candidates if serves) == "torch_onednn"
 
 
 def test_only_reference_takes_the_oracle_everywhere() -> None:
