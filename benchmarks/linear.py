@@ -40,7 +40,7 @@ def main() -> int:
         print(f"linear: {reason}", file=sys.stderr)
         return 1
     torch.set_num_threads(arguments.threads)
-    native._load().set_num_threads(arguments.threads)
+    native.set_num_threads(arguments.threads)
     rows = [int(count) for count in arguments.rows.split(",")]
     lines = []
     for model in arguments.models.split(","):

@@ -24,9 +24,10 @@ SHAPES += [(6, 1030, 31), (40, 1500, 50), (197, 515, 24), (385, 64, 16)]
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    native._load().set_num_threads(1)
+    before = native.num_threads()
+    native.set_num_threads(1)
     yield
-    native._load().set_num_threads(1)
+    native.set_num_threads(before)
 
 
 def operands(rows: int, num_k: int, columns: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -124,10 +125,10 @@ def test_the_number_of_threads_changes_no_bit(isa: str, monkeypatch: pytest.Monk
         layer = pack_int8_linear(weight, bias)
         expected = poisoned(layer, x, residual)
         for threads in (2, 3):
-            native._load().set_num_threads(threads)
+            native.set_num_threads(threads)
             assert torch.equal(poisoned(layer, x, residual), expected), (rows, threads)
             assert torch.equal(poisoned(pack_int8_linear(weight, bias), x, residual), expected), (rows, threads)
-        native._load().set_num_threads(1)
+        native.set_num_threads(1)
 
 
 @pytest.mark.parametrize("isa", ISAS)
