@@ -2,7 +2,7 @@
 
 Round 1 prefills the shards in sub-batches and keeps their cache; every round then sends one suffix to all shards as one
 batch, decodes greedily with end tokens ignored, and crops the cache back to the shards. Prints one JSON object.
-Loading a GGUF file needs `accelerate`; weights are dequantised, so the products are dense ones in `--dtype`.
+Takes a folder (hf_folder.py) or a GGUF file, which needs `accelerate` and is dequantised: dense products in `--dtype`.
 """
 
 from __future__ import annotations
