@@ -1,0 +1,116 @@
+// The CPU linear kernel on int8 weights: y[M, N] = x[M, K] @ weight[N, K]^T (+ bias[N]) (+ residual[M, N]), all but the
+// weight float32. DESIGN section 4; kernels/native_int8.py is its Python side, kernels/reference_int8.py its oracle.
+//
+//   weight    q_w[n, k] = rint(weight[n, k] / w_scale[n]), |q_w| <= 127, w_scale[n] = absmax of row n / 127
+//   x         q_x[m, k] = rint(x[m, k] * (levels / absmax)), x_scale[m] = absmax / levels, absmax of row m
+//   sum       sum[m, n] = sum over k of q_x q_w, in int32, exact: levels is chosen per weight so that no sum overflows
+//   y         y[m, n] = float(sum) * (x_scale[m] * w_scale[n]) + bias[n] + residual[m, n], rounded after every step
+//
+// The sums are exact, so no blocking, thread or neighbouring row can change a bit of y. A row of x that is all zeros (or
+// all below kSmallestAbsmax) gives the bias; a row with a NaN or an infinity gives NaN in that row, and only there.
+//
+// How weight and x are laid out belongs to a *form* (Int8Form), one per instruction set; the blocking and the threads
+// (int8_linear.cpp) are the same for all.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace antiphon::cpu {
+
+constexpr float kSmallestAbsmax = 0x1p-100f;             // below it, levels / absmax could overflow
+constexpr std::ptrdiff_t kMaxInt8LinearK = 65536;        // 127 levels x 127 x this many is the last that int32 holds
+constexpr std::int32_t kMaxInt8Weight = 127;
+
+// One tile: num_rows rows x one panel of columns x one block of k.
+struct Int8Tile {
+  const void* a;            // the row block, from this block of k on
+  const void* b;            // the panel, from this block of k on: as packed, or widened
+  std::ptrdiff_t num_rows;  // of the row block, 1..tile_rows
+  std::ptrdiff_t num_k;     // a multiple of k_multiple
+  std::int32_t* sums;       // tile_rows * panel_columns sums of the blocks before, in any order the form likes
+  bool first;               // sums are not there yet: start from zero
+  bool last;                // write y; otherwise write sums
+  const void* panel_extra;  // the panel's extra bytes (see Int8Form)
+
+  // What follows is used with `last` alone, and points at this tile's first row and column.
+  const float* x_scales;
+  const float* w_scales;
+  const float* bias;         // or null
+  const float* residual;     // or null; rows y_row_stride apart
+  float* y;
+  std::ptrdiff_t y_row_stride;
+  std::ptrdiff_t num_columns;  // 1..panel_columns: columns past it are padding and are not written
+
+  const char* prefetch;  // null, or bytes that will be wanted next
+  std::ptrdiff_t prefetch_bytes;
+};
+
+// The layouts of one instruction set and the functions that write and read them.
+//
+//   panel      panel_columns columns of y. Its weights from k on (a multiple of k_multiple) start at byte
+//              k * panel_columns; after all padded K come panel_extra_bytes that pack_panel fills as it likes (for
+//              example column sums, where activations are stored with an offset)
+//   row block  up to tile_rows rows of quantised x. Its k, a multiple of k_multiple, starts at byte
+//              k * num_rows * activation_bytes
+// Both are padded with zeros to K rounded up to k_multiple.
+struct Int8Form {
+  std::ptrdiff_t panel_columns;
+  std::ptrdiff_t tile_rows;
+  std::ptrdiff_t k_multiple;
+  std::ptrdiff_t block_k;  // a multiple of k_multiple: the most k of a block when there is more than one row block
+  std::ptrdiff_t activation_bytes;
+  std::ptrdiff_t panel_extra_bytes;
+  std::int32_t max_levels;  // of an activation: 127 for int8, 32767 for int16
+
+  // Rows [num_columns][num_k] of quantised weights to one panel.
+  void (*pack_panel)(const std::int8_t* rows, std::ptrdiff_t num_columns, std::ptrdiff_t num_k, void* panel);
+  // Quantises x[num_rows][num_k] to one row block and its scales[num_rows] (0 for a row of zeros, NaN where one is
+  // not finite; such rows are stored as zeros).
+  void (*pack_rows)(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t num_k, std::int32_t levels, void* row_block,
+                    float* scales);
+  // Null, or widens a block of a panel once for many row blocks, to num_k * panel_columns * widened_bytes bytes.
+  void (*widen)(const void* b, std::ptrdiff_t num_k, void* widened);
+  std::ptrdiff_t widened_bytes;
+
+  void (*tile)(const Int8Tile&);          // b as packed
+  void (*tile_widened)(const Int8Tile&);  // b as widen wrote it; null without widen
+
+  std::ptrdiff_t padded_k(std::ptrdiff_t num_k) const { return (num_k + k_multiple - 1) / k_multiple * k_multiple; }
+  std::ptrdiff_t num_panels(std::ptrdiff_t num_columns) const {
+    return (num_columns + panel_columns - 1) / panel_columns;
+  }
+  std::ptrdiff_t panel_bytes(std::ptrdiff_t num_k) const {
+    return padded_k(num_k) * panel_columns + panel_extra_bytes;
+  }
+};
+
+// int16 activations, [k / 2][row][2]; weights [k / 2][16 columns][2].
+extern const Int8Form kPortableInt8Form;
+#if defined(__x86_64__)
+extern const Int8Form kAvx2Int8Form;
+#endif
+
+struct Int8Weight {
+  const void* panels;           // [num_panels][panel_bytes]
+  const float* scales;          // [num_columns]
+  std::ptrdiff_t num_columns;   // N
+  std::ptrdiff_t num_k;         // K
+  std::int32_t levels;          // of an activation; see int8_levels
+};
+
+// Packs rows [first_row, first_row + num_rows) of the quantised weight, given as [num_rows][num_k], into `panels`;
+// first_row is a multiple of panel_columns, num_rows too unless these rows are the last. Returns the largest sum of
+// absolute values of a row.
+std::int64_t pack_int8_rows(const Int8Form& form, const std::int8_t* rows, std::ptrdiff_t first_row,
+                            std::ptrdiff_t num_rows, std::ptrdiff_t num_k, void* panels);
+
+// The most levels of an activation with which no sum can overflow, for a weight whose rows' absolute sums are at most
+// max_absolute_sum. Real weights are mostly far below 127, so this is some 4 times what K alone would allow.
+std::int32_t int8_levels(const Int8Form& form, std::int64_t max_absolute_sum);
+
+// y[num_rows, N] from x[num_rows, K] and residual[num_rows, N] (or null), all contiguous; residual may be y.
+void int8_linear(const Int8Form& form, const Int8Weight& weight, const float* bias, const float* x,
+                 std::ptrdiff_t num_rows, const float* residual, float* y);
+
+}  // namespace antiphon::cpu
