@@ -9,11 +9,6 @@ namespace {
 
 static_assert(kAmxPanelColumns == amx::kPanelColumns, "one panel, one width");
 
-// The first `count` of 16 lanes, for any count.
-ANTIPHON_AMX ANTIPHON_INLINE __mmask16 first_lanes(std::ptrdiff_t count) {
-  return count >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << std::max<std::ptrdiff_t>(count, 0)) - 1);
-}
-
 struct Bf16Product {
   static constexpr std::ptrdiff_t kStepK = kAmxBf16StepK;
 

@@ -7,13 +7,11 @@
 // Both are padded with zeros to whole steps, the weight to whole panels.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/targets.h"
+#include "cpu/avx512.h"
 
 namespace antiphon::cpu::amx {
 

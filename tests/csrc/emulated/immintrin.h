@@ -100,6 +100,16 @@ inline __m512i _mm512_add_epi32(__m512i a, __m512i b) {
 inline __m512i _mm512_sub_epi32(__m512i a, __m512i b) {
   return (__m512i)((emulated::u32x16)a - (emulated::u32x16)b);
 }
+inline __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l,
+                                 int m, int n, int o, int p) {
+  return (__m512i)emulated::i32x16{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
+}
+inline __m512 _mm512_permutexvar_ps(__m512i index, __m512 v) {
+  const emulated::i32x16 from = (emulated::i32x16)index;
+  __m512 out;
+  for (int i = 0; i < 16; ++i) out[i] = v[from[i] & 15];
+  return out;
+}
 inline __m512i _mm512_max_epu32(__m512i a, __m512i b) {
   const emulated::u32x16 x = (emulated::u32x16)a, y = (emulated::u32x16)b;
   return (__m512i)(x > y ? x : y);
