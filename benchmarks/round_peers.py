@@ -25,6 +25,7 @@ from antiphon.engine.errors import AntiphonError
 from antiphon.engine.model_source import resolve_model
 from antiphon.evaluation.summary import markdown_table
 from antiphon.machine import detect_machine
+from antiphon.precision import KV_CACHE_DTYPES, QUANTIZATIONS
 
 _PEER = Path(__file__).parent / "peers" / "transformers_round.py"
 _RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
@@ -80,6 +81,8 @@ def _options(arguments: argparse.Namespace) -> BenchRoundOptions:
         new_tokens=arguments.new_tokens,
         num_rounds=arguments.rounds,
         threads=arguments.threads,
+        quantization=arguments.quantization,
+        kv_cache_dtype=arguments.kv_cache_dtype,
     )
 
 
@@ -114,6 +117,8 @@ def _antiphon_command(options: BenchRoundOptions) -> list[str]:
         "--new-tokens": options.new_tokens,
         "--rounds": options.num_rounds,
         "--threads": options.threads,
+        "--quantization": options.quantization,
+        "--kv-cache-dtype": options.kv_cache_dtype,
     }
     given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
     return [sys.executable, "-m", "antiphon", "bench", "round", *given, "--json"]
@@ -143,6 +148,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of transformers")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none", help="of Antiphon's weights")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="of Antiphon")
     parser.add_argument("--prefill-tokens", type=int, default=4096, help="of a sub-batch in transformers' reading")
     parser.add_argument("--out", type=Path, help="JSON file of every run's result")
     return parser.parse_args()

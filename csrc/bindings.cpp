@@ -9,7 +9,9 @@
 #include <sys/mman.h>
 #endif
 
+#include "cpu/int8_linear.h"
 #include "cpu/linear.h"
+#include "cpu/pool.h"
 
 namespace py = pybind11;
 using namespace antiphon::cpu;
@@ -88,6 +90,67 @@ class Linear {
   const float* bias_;
 };
 
+// ---- int8 linear (kernels/native_int8.py) ----
+
+const Int8Form& parse_int8_form(const std::string& isa) {
+#if defined(__x86_64__)
+  if (&parse_isa(isa) == &kAvx2Tiles) return kAvx2Int8Form;
+#else
+  parse_isa(isa);
+#endif
+  return kPortableInt8Form;
+}
+
+std::int32_t bind_pack_int8_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
+                                 std::ptrdiff_t num_k, std::uintptr_t panels, const std::string& isa) {
+  const Int8Form& form = parse_int8_form(isa);
+  py::gil_scoped_release release;
+  return pack_int8_rows(form, pointer<const std::int8_t>(rows), first_row, num_rows, num_k, pointer<void>(panels));
+}
+
+// A packed int8 linear layer: checked and resolved once, called many times.
+class Int8Linear {
+ public:
+  Int8Linear(std::uintptr_t panels, std::uintptr_t scales, std::uintptr_t bias, std::ptrdiff_t num_columns,
+             std::ptrdiff_t num_k, std::int32_t max_absolute_sum, const std::string& isa)
+      : form_(parse_int8_form(isa)),
+        weight_{pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k,
+                int8_levels(form_, max_absolute_sum)},
+        bias_(pointer<const float>(bias)) {}
+
+  std::int32_t levels() const { return weight_.levels; }
+
+  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t residual, std::uintptr_t y) const {
+    py::gil_scoped_release release;
+    int8_linear(form_, weight_, bias_, pointer<const float>(x), num_rows, pointer<const float>(residual),
+                pointer<float>(y));
+  }
+
+ private:
+  const Int8Form& form_;
+  Int8Weight weight_;
+  const float* bias_;
+};
+
+void bind_int8_linear(py::module_& m) {
+  m.attr("MAX_INT8_LINEAR_K") = kMaxInt8LinearK;
+  m.def("int8_panels_bytes", [](std::ptrdiff_t num_columns, std::ptrdiff_t num_k, const std::string& isa) {
+    const Int8Form& form = parse_int8_form(isa);
+    return form.num_panels(num_columns) * form.panel_bytes(num_k);
+  }, py::arg("num_columns"), py::arg("num_k"), py::arg("isa"));
+  m.def("pack_int8_rows", &bind_pack_int8_rows, py::arg("rows"), py::arg("first_row"), py::arg("num_rows"),
+        py::arg("num_k"), py::arg("panels"), py::arg("isa"));
+  py::class_<Int8Linear>(m, "Int8Linear")
+      .def(py::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, std::int32_t,
+                    const std::string&>(),
+           py::arg("panels"), py::arg("scales"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"),
+           py::arg("max_absolute_sum"), py::arg("isa"))
+      .def_property_readonly("levels", &Int8Linear::levels)
+      .def("run", &Int8Linear::run, py::arg("x"), py::arg("num_rows"), py::arg("residual"), py::arg("y"));
+}
+
+// ---- end of int8 linear ----
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -103,4 +166,6 @@ PYBIND11_MODULE(_native, m) {
            py::arg("packed"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"), py::arg("storage"),
            py::arg("isa"))
       .def("run", &Linear::run, py::arg("x"), py::arg("num_rows"), py::arg("y"), py::arg("num_threads"));
+  bind_int8_linear(m);
+  m.def("set_num_threads", &set_num_threads, py::arg("num_threads"));
 }

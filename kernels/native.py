@@ -106,7 +106,10 @@ class NativePackedLinear:
         self._kernel.run(x.data_ptr(), num_rows, out.data_ptr(), torch.get_num_threads())
         return out
 
-    __call__ = forward
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`forward`, with `residual [..., out_features]` added last."""
+        out = self.forward(x)
+        return out if residual is None else out.add_(residual)
 
     def _check_operand(self, name: str, operand: Tensor, features: int) -> None:
         if operand.dtype != torch.float32 or operand.device.type != "cpu":

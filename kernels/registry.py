@@ -12,13 +12,15 @@ from torch import Tensor
 from antiphon.kernels import native, reference, torch_cpu
 from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLinear
 
+Reason = Callable[[KernelContext], str | None]
+
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute an operation. `reason` returns why it cannot serve, or None."""
 
     name: str
-    reason: Callable[[KernelContext], str | None]
+    reason: Reason
     kernel: Callable[..., Any]
 
 
@@ -32,22 +34,24 @@ class OperationReport:
 
 def candidates(operation: str) -> tuple[Candidate, ...]:
     """All candidates of an operation, in the order they are tried."""
-    last = Candidate("reference", _serves, getattr(reference, operation))
+    last_reason = reference.linear_reason if operation == "linear" else _serves
+    last = Candidate("reference", last_reason, getattr(reference, operation))
     fast = {
         "linear": (
-            Candidate("native", _native_linear_reason, _native_linear),
+            Candidate("native", _all(_native_reason, _native_linear_reason), _native_linear),
             Candidate("torch_onednn", _cpu_and(torch_cpu.linear_reason), torch_cpu.linear),
         ),
         "rms_norm": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rms_norm),),
         "rotary_and_store": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.rotary_and_store),),
-        "paged_attention": (Candidate("torch_flash", _cpu_and(_serves), torch_cpu.paged_attention),),
+        "paged_attention": (Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),),
         "silu_and_mul": (Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul),),
     }
     return (*fast.get(operation, ()), last)
 
 
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:
-    """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests)."""
+    """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests).
+    Raises `ValueError` with every candidate's reason where none can serve an operation."""
     chosen: dict[str, Callable[..., Any]] = {}
     known = {candidate.name for operation in OPERATIONS for candidate in candidates(operation)}
     if only is not None and only not in known:
@@ -58,25 +62,33 @@ def choose_kernels(context: KernelContext, *, only: str | None = None) -> Kernel
             if wanted and candidate.reason(context) is None:
                 chosen[operation] = candidate.kernel
                 break
+        else:
+            reasons = "; ".join(f"{name}: {reason}" for name, _, reason in _report(operation, context).candidates)
+            raise ValueError(f"no kernel serves {operation} for {context} ({reasons})")
     return KernelSet(**chosen)
 
 
 def report(context: KernelContext) -> list[OperationReport]:
     """Every operation with its candidates; the first that serves is the one in use."""
-    reports = []
-    for operation in OPERATIONS:
-        rows = []
-        for candidate in candidates(operation):
-            reason = candidate.reason(context)
-            rows.append((candidate.name, reason is None, reason or ""))
-        reports.append(OperationReport(operation, tuple(rows)))
-    return reports
+    return [_report(operation, context) for operation in OPERATIONS]
 
 
-def _native_linear_reason(context: KernelContext) -> str | None:
+def _report(operation: str, context: KernelContext) -> OperationReport:
+    reasons = [(candidate.name, candidate.reason(context)) for candidate in candidates(operation)]
+    return OperationReport(operation, tuple((name, reason is None, reason or "") for name, reason in reasons))
+
+
+def _native_reason(context: KernelContext) -> str | None:
+    """What holds for every native kernel."""
     if context.device != "cpu" or context.dtype != torch.float32:
         return f"computes float32 on the CPU only, asked for {context.dtype} on {context.device}"
     return native.available()
+
+
+def _native_linear_reason(context: KernelContext) -> str | None:
+    if context.weight_dtype not in (torch.float32, torch.bfloat16):
+        return f"weights in {context.weight_dtype} are not served"
+    return None
 
 
 def _native_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
@@ -87,8 +99,18 @@ def _serves(context: KernelContext) -> str | None:
     return None
 
 
-def _cpu_and(reason: Callable[[KernelContext], str | None]) -> Callable[[KernelContext], str | None]:
+def _on_cpu(context: KernelContext) -> str | None:
+    return None if context.device == "cpu" else "computes on the CPU only"
+
+
+def _cpu_and(reason: Reason) -> Reason:
+    return _all(_on_cpu, reason)
+
+
+def _all(*reasons: Reason) -> Reason:
+    """The first of the reasons that holds."""
+
     def check(context: KernelContext) -> str | None:
-        return reason(context) if context.device == "cpu" else "computes on the CPU only"
+        return next((found for reason in reasons if (found := reason(context)) is not None), None)
 
     return check

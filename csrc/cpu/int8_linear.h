@@ -111,12 +111,12 @@ struct Int8Weight {
 // Packs rows [first_row, first_row + num_rows) of the quantised weight, given as [num_rows][num_k], into `panels`;
 // first_row is a multiple of panel_columns, num_rows too unless these rows are the last. Returns the largest sum of
 // absolute values of a row.
-std::int64_t pack_int8_rows(const Int8Form& form, const std::int8_t* rows, std::ptrdiff_t first_row,
+std::int32_t pack_int8_rows(const Int8Form& form, const std::int8_t* rows, std::ptrdiff_t first_row,
                             std::ptrdiff_t num_rows, std::ptrdiff_t num_k, void* panels);
 
 // The most levels of an activation with which no sum can overflow, for a weight whose rows' absolute sums are at most
 // max_absolute_sum. Real weights are mostly far below 127, so this is some 4 times what K alone would allow.
-std::int32_t int8_levels(const Int8Form& form, std::int64_t max_absolute_sum);
+std::int32_t int8_levels(const Int8Form& form, std::int32_t max_absolute_sum);
 
 // y[num_rows, N] from x[num_rows, K] and residual[num_rows, N] (or null), all contiguous; residual may be y.
 void int8_linear(const Int8Form& form, const Int8Weight& weight, const float* bias, const float* x,

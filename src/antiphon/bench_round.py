@@ -17,11 +17,13 @@ from antiphon.api import Engine
 from antiphon.assembly import EngineOptions
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
+from antiphon.engine.models.decoder import matrix_bytes
+from antiphon.engine.pages import KVCache
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.engine.tokenizer import Tokenizer
 from antiphon.loaded_model import LoadedModel
 from antiphon.machine import MachineRates, measure_rates
-from antiphon.memory_plan import Precision
+from antiphon.precision import Precision
 from antiphon.scheduler.round import RoundResult
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
@@ -43,6 +45,8 @@ class BenchRoundOptions:
     num_rounds: int = 3
     threads: int | None = None
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     text: Path | None = None
 
     def __post_init__(self) -> None:
@@ -107,14 +111,20 @@ class BenchRoundResult:
 
 async def bench_round(options: BenchRoundOptions) -> BenchRoundResult:
     """Load the model, run the rounds, then measure the machine. Raises `InputError` where the text is too short."""
-    engine_options = EngineOptions(worker=options.model, threads=options.threads, dtype=options.dtype)
+    engine_options = EngineOptions(
+        worker=options.model,
+        threads=options.threads,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
     async with Engine(engine_options, worker_only=True) as engine:
         worker = engine.worker
         rounds = await _run_rounds(worker, take_tokens(worker.tokenizer, options), options)
         config, threads, peak = worker.config, torch.get_num_threads(), peak_resident_bytes()
     # After the engine is gone and the peak is taken: measuring needs a gigabyte of its own.
     precision = engine_options.precision
-    rates = measure_rates(precision.activations)
+    rates = measure_rates(precision.weights)
     floors = tuple(round_floor(config, rates, precision, options, first=index == 0) for index in range(len(rounds)))
     floor = BenchFloor(rates.matrix_flops_per_second, rates.bandwidth_bytes_per_second, floors)
     return BenchRoundResult(options.model, str(precision), threads, tuple(rounds), peak, floor)
@@ -160,22 +170,23 @@ def round_floor(
     """FLOPs over the matrix rate and bytes over the bandwidth, whichever is longer, for each pass of one round.
 
     A token costs 2 FLOPs a parameter, and 4 x heads x head size x layers for each position it attends to (scores and
-    values). The head is counted once a row and pass. A decode step reads all weights and the live rows' KV once.
+    values). The head is counted once a row and pass. A decode step reads all weights and the live rows' KV once, in
+    the bytes that they are stored in, scales included.
     """
     rows, prefix, suffix = options.num_shards, options.shard_tokens, options.suffix_tokens
     per_position = 4 * config.num_heads * config.head_dim * config.num_layers
     parameters = config.num_linear_parameters + config.num_head_parameters
-    weight_bytes, kv_token_bytes = precision.weights.itemsize, config.kv_bytes_per_token(precision.activations.itemsize)
+    weight_bytes, kv_token_bytes = matrix_bytes(config, precision.weights), KVCache.token_bytes(config, precision.kv)
     read = prefix if first else 0
     attended = read * (read + 1) // 2 + suffix * prefix + suffix * (suffix + 1) // 2
     flops = rows * (2 * config.num_linear_parameters * (read + suffix) + 2 * config.num_head_parameters)
     flops += rows * per_position * attended
-    prefill_seconds = _floor_seconds(flops, parameters * weight_bytes, rates)
+    prefill_seconds = _floor_seconds(flops, weight_bytes, rates)
     decode_bytes, decode_seconds = 0, 0.0
     # The prefill already gives the first new token, so a pass fewer than there are new tokens.
     for context in range(prefix + suffix + 1, prefix + suffix + options.new_tokens):
         step_flops = rows * (2 * parameters + per_position * context)
-        step_bytes = parameters * weight_bytes + rows * context * kv_token_bytes
+        step_bytes = weight_bytes + rows * context * kv_token_bytes
         decode_bytes += step_bytes
         decode_seconds += _floor_seconds(step_flops, step_bytes, rates)
     return RoundFloor(prefill_seconds + decode_seconds, flops, prefill_seconds, decode_bytes, decode_seconds)

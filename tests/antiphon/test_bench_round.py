@@ -17,9 +17,9 @@ from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
 from antiphon.engine.model_source import resolve_model
 from antiphon.machine import MachineRates
-from antiphon.memory_plan import Precision
+from antiphon.precision import Precision
 
-_FLOAT32 = Precision(torch.float32, torch.float32)
+_FLOAT32 = Precision(torch.float32, torch.float32, torch.float32)
 _CONFIG = ModelConfig(
     model_type="qwen2",
     hidden_size=8,
@@ -53,6 +53,14 @@ def test_each_round_does_the_work_asked_for(tiny_model: Path, monkeypatch: pytes
     printed = json.loads(json.dumps(result.to_json()))
     assert {"rounds", "peak_bytes", "floor"} <= set(printed)
     assert len(printed["floor"]["rounds"]) == 2
+
+
+def test_the_precision_that_was_asked_for_is_the_one_that_runs(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "measure_rates", lambda dtype: MachineRates(1e12, 1e10))
+    options = replace(_OPTIONS, model=str(tiny_model), dtype="float32", kv_cache_dtype="int8", num_rounds=1)
+    assert asyncio.run(bench_round(options)).dtype == "float32, KV in int8"
 
 
 def test_prefixes_share_the_instruction_and_no_text_comes_twice(tiny_model: Path) -> None:
@@ -102,5 +110,10 @@ def test_the_decode_floor_reads_weights_and_live_keys_and_values_each_step() -> 
     assert floor.decode_bytes == expected
     assert floor.decode_seconds == pytest.approx(expected / 1e6)
     assert floor.seconds == pytest.approx(floor.prefill_seconds + floor.decode_seconds)
+    # As stored: int8 weights with a float32 scale for each output, bfloat16 keys and values.
+    narrow = Precision(torch.float32, torch.int8, torch.bfloat16)
+    outputs = 2 * (4 * (2 + 2) + 8 + 2 * 16 + 8) + 32
+    expected = 2 * (weights // 4 + 4 * outputs) + 3 * per_token // 2 * (66 + 67)
+    assert round_floor(_CONFIG, _MEMORY_BOUND, narrow, _OPTIONS, first=False).decode_bytes == expected
     one = round_floor(_CONFIG, _MEMORY_BOUND, _FLOAT32, replace(_OPTIONS, new_tokens=1), first=False)
     assert (one.decode_bytes, one.decode_seconds) == (0, 0.0)

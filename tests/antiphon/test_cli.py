@@ -82,6 +82,10 @@ class Terminal:
         (["ask", __file__, "who?", "--gate", "closed"], 2, "closed"),
         (["ask", __file__, "who?", "--worker", "no/such.gguf"], 2, "no/such.gguf"),
         (["ask", __file__, "who?", "--encoding", "klingon"], 2, "klingon"),
+        (["ask", __file__, "who?", "--quantization", "int4"], 2, "int4"),
+        (["ask", __file__, "who?", "--kv-cache-dtype", "fp8"], 2, "fp8"),
+        (["ask", __file__, "who?", "--dtype", "float32", "--quantization", "int8"], 2, "it does not go with"),
+        (["bench", "round", "--dtype", "float32", "--quantization", "int8"], 2, "it does not go with"),
         (["ask", __file__, "who?", "--nonsense"], 2, "--nonsense"),
         (["models", "fetch", "gpt-9"], 2, "gpt-9"),
         (["bench", "round", "--shards", "0"], 2, "at least 1"),
@@ -138,7 +142,7 @@ def test_help_shows_the_defaults_of_the_options_themselves(capsys: pytest.Captur
     assert defaults["shard_tokens"] == ParSerOptions().shard_tokens
     main(["ask", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag in ("worker", "driver", "shard_tokens", "max_new_tokens", "gate"):
+    for flag in ("worker", "driver", "shard_tokens", "max_new_tokens", "gate", "quantization", "kv_cache_dtype"):
         assert f"[default: {defaults[flag]}]" in text, flag
 
 

@@ -111,14 +111,17 @@ def tiny_engine(
     num_pages: int = 64,
     step_tokens: int = 96,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     only: str | None = None,
     eos_ids: frozenset[int] = frozenset(),
 ) -> TinyEngine:
-    """An engine with poisoned pages on this model's weights; `only` forces one kind of kernels."""
+    """An engine with poisoned pages on this model's weights; `kv_dtype` is `dtype` where it is not given, `only` forces
+    one kind of kernels."""
     config = config_from_hf(model.config.to_dict())
-    kernels = choose_kernels(KernelContext("cpu", dtype, dtype, config.head_dim), only=only)
+    kv_dtype = kv_dtype or dtype
+    kernels = choose_kernels(KernelContext("cpu", dtype, dtype, kv_dtype, config.head_dim), only=only)
     decoder = Decoder.load(config, kernels, StateDictCheckpoint(hf_tensors(model)), dtype)
-    cache = KVCache(config, num_pages, dtype, kernels, poison=True)
+    cache = KVCache(config, num_pages, kv_dtype, kernels, poison=True)
     store = PrefixStore(PagePool(num_pages), cache, "tiny")
     lane = Lane("tiny", ModelRunner(decoder, cache, VOCABULARY), store, eos_ids, step_tokens=step_tokens)
     return TinyEngine(Core({"tiny": lane}), lane)

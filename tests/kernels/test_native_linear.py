@@ -172,12 +172,12 @@ def test_wrong_operands_are_refused_before_any_work() -> None:
     out = torch.full((4, 48), 7.0)
     for wrong in (x.double(), x.bfloat16()):
         with pytest.raises(TypeError, match="float32"):
-            layer(wrong, out)
+            layer.forward(wrong, out)
     with pytest.raises(ValueError, match="last size must be 32"):
-        layer(x[:, :31], out)
+        layer.forward(x[:, :31], out)
     for wrong_out in (torch.empty(3, 48), torch.empty(48, 4).T, torch.empty(4, 96)[:, ::2]):
         with pytest.raises(ValueError, match="out is"):
-            layer(x, wrong_out)
+            layer.forward(x, wrong_out)
     assert (out == 7.0).all()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,14 +11,14 @@ from antiphon.kernels import native, reference, registry, torch_cpu
 from antiphon.kernels.ops import OPERATIONS, KernelContext
 from antiphon.kernels.registry import candidates, choose_kernels, report
 
-FLOAT32 = KernelContext("cpu", torch.float32, torch.float32, 64)
+FLOAT32 = KernelContext("cpu", torch.float32, torch.float32, torch.float32, 64)
 
 
 def test_every_operation_ends_with_the_reference_that_always_serves() -> None:
     for operation in OPERATIONS:
         last = candidates(operation)[-1]
         assert (last.name, last.kernel) == ("reference", getattr(reference, operation))
-        assert last.reason(KernelContext("cuda", torch.float16, torch.float16, 80)) is None
+        assert last.reason(KernelContext("cuda", torch.float16, torch.float16, torch.float16, 80)) is None
 
 
 def test_the_native_linear_serves_float32_and_is_batch_invariant() -> None:
@@ -50,7 +52,7 @@ def test_only_refuses_a_name_that_no_candidate_has() -> None:
 
 
 def test_the_report_names_the_chosen_candidate_and_a_reason_for_every_refusal() -> None:
-    context = KernelContext("cuda", torch.float32, torch.float32, 64)
+    context = KernelContext("cuda", torch.float32, torch.float32, torch.float32, 64)
     for entry in report(context):
         for name, serves, reason in entry.candidates:
             assert serves == (name == "reference")
@@ -58,3 +60,17 @@ def test_the_report_names_the_chosen_candidate_and_a_reason_for_every_refusal() 
     chosen = choose_kernels(context)
     assert chosen.paged_attention is reference.paged_attention
     assert [entry.operation for entry in report(context)] == list(OPERATIONS)
+
+
+def test_keys_and_values_that_flash_attention_cannot_read_are_served_by_another_and_the_report_says_so() -> None:
+    for kv_dtype in (torch.bfloat16, torch.int8):
+        context = replace(FLOAT32, kv_dtype=kv_dtype)
+        entry = next(entry for entry in report(context) if entry.operation == "paged_attention")
+        refused = {name: reason for name, serves, reason in entry.candidates if not serves}
+        assert "keys and values" in refused["torch_flash"]
+        assert choose_kernels(context).paged_attention is not torch_cpu.paged_attention
+
+
+def test_what_nobody_serves_is_refused_with_every_reason() -> None:
+    with pytest.raises(ValueError, match=r"no kernel serves linear for .*uint8.*reference: keeps weights"):
+        choose_kernels(replace(FLOAT32, weight_dtype=torch.uint8))

@@ -135,6 +135,19 @@ Dtype = Annotated[
         "--dtype", metavar="DTYPE", rich_help_panel=_MACHINE, help="Of the computation: auto, float32 or bfloat16."
     ),
 ]
+Quantization = Annotated[
+    Literal["none", "int8"] | None,
+    typer.Option("--quantization", metavar="KIND", rich_help_panel=_MACHINE, help="Of the weights: none or int8."),
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "float32", "bf16", "int8"] | None,
+    typer.Option(
+        "--kv-cache-dtype",
+        metavar="DTYPE",
+        rich_help_panel=_MACHINE,
+        help="Of keys and values that are kept: auto, float32, bf16 or int8.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object and nothing else.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", rich_help_panel=_OUTPUT, help="Print the answer's text and nothing else.")

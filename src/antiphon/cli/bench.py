@@ -6,7 +6,7 @@ import asyncio
 import sys
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -27,6 +27,9 @@ _FIELDS = {
     "new_tokens": "new_tokens",
     "rounds": "num_rounds",
     "threads": "threads",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
     "text": "text",
 }
 
@@ -46,6 +49,19 @@ Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Round
 Threads = Annotated[
     int | None, typer.Option("--threads", metavar="N", min=1, help="Of computation; all cores if not given.")
 ]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16"] | None,
+    typer.Option("--dtype", metavar="DTYPE", help="Of the computation: auto, float32 or bfloat16."),
+]
+Quantization = Annotated[
+    Literal["none", "int8"] | None, typer.Option("--quantization", metavar="KIND", help="Of the weights: none or int8.")
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "float32", "bf16", "int8"] | None,
+    typer.Option(
+        "--kv-cache-dtype", metavar="DTYPE", help="Of keys and values that are kept: auto, float32, bf16 or int8."
+    ),
+]
 TextPath = Annotated[
     Path | None, typer.Option("--text", metavar="PATH", help="Text to read; Python's standard library if not given.")
 ]
@@ -60,6 +76,9 @@ def run_round(
     new_tokens: NewTokens = None,
     rounds: Rounds = None,
     threads: Threads = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    kv_cache_dtype: KvCacheDtype = None,
     text: TextPath = None,
     json: Json = False,
 ) -> None:
