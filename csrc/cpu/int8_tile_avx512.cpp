@@ -59,13 +59,13 @@ ANTIPHON_AVX512 void pack_rows(const float* x, std::ptrdiff_t num_rows, std::ptr
 
 template <int kTileRows>
 ANTIPHON_AVX512 ANTIPHON_INLINE void finish(const Int8Tile& tile, const __m512i (&sums)[kTileRows][2]) {
-#pragma GCC unroll 2
+  ANTIPHON_UNROLL(2)
   for (int half = 0; half < 2; ++half) {
     const std::ptrdiff_t column = 16 * half;
     const __mmask16 lanes = first_lanes(tile.num_columns - column);
     if (lanes == 0) return;
     const __m512i offsets = _mm512_loadu_si512(static_cast<const char*>(tile.panel_extra) + 4 * column);
-#pragma GCC unroll 12
+    ANTIPHON_UNROLL(12)
     for (int row = 0; row < kTileRows; ++row) {
       const std::ptrdiff_t place = row * tile.y_row_stride + column;
       const Int8Columns at{tile.w_scales + column, tile.bias == nullptr ? nullptr : tile.bias + column,
@@ -78,7 +78,7 @@ ANTIPHON_AVX512 ANTIPHON_INLINE void finish(const Int8Tile& tile, const __m512i 
 template <int kTileRows>
 ANTIPHON_AVX512 void run_rows(const Int8Tile& tile) {
   __m512i sums[kTileRows][2];
-#pragma GCC unroll 12
+  ANTIPHON_UNROLL(12)
   for (int row = 0; row < kTileRows; ++row) {
     sums[row][0] = tile.first ? _mm512_setzero_si512() : _mm512_loadu_si512(tile.sums + row * kColumns);
     sums[row][1] = tile.first ? _mm512_setzero_si512() : _mm512_loadu_si512(tile.sums + row * kColumns + 16);
@@ -96,7 +96,7 @@ ANTIPHON_AVX512 void run_rows(const Int8Tile& tile) {
     }
     const __m512i left = _mm512_loadu_si512(b);
     const __m512i right = _mm512_loadu_si512(b + 64);
-#pragma GCC unroll 12
+    ANTIPHON_UNROLL(12)
     for (int row = 0; row < kTileRows; ++row) {
       std::int32_t four;
       std::memcpy(&four, a + row * kGroupK, sizeof(four));
@@ -111,7 +111,7 @@ ANTIPHON_AVX512 void run_rows(const Int8Tile& tile) {
     finish<kTileRows>(tile, sums);
     return;
   }
-#pragma GCC unroll 12
+  ANTIPHON_UNROLL(12)
   for (int row = 0; row < kTileRows; ++row) {
     _mm512_storeu_si512(tile.sums + row * kColumns, sums[row][0]);
     _mm512_storeu_si512(tile.sums + row * kColumns + 16, sums[row][1]);

@@ -23,7 +23,7 @@ ANTIPHON_AVX512 ANTIPHON_INLINE void store(const Tile& tile, const __m512 (&sums
   const __mmask16 columns = static_cast<__mmask16>((1u << tile.num_columns) - 1);
   const __m512 bias = tile.bias != nullptr ? _mm512_maskz_loadu_ps(columns, tile.bias) : _mm512_setzero_ps();
   const __m512i packed_order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-#pragma GCC unroll 12
+  ANTIPHON_UNROLL(12)
   for (int row = 0; row < kRows; ++row) {
     float* c = tile.c + row * tile.c_row_stride;
     __m512 sum = sums[row];
@@ -38,7 +38,7 @@ template <Storage kStorage, bool kPackedRows, int kRows>
 ANTIPHON_AVX512 void run_tile(const Tile& tile) {
   constexpr std::ptrdiff_t kLineBytes = kPanelColumns * static_cast<std::ptrdiff_t>(element_bytes(kStorage));
   __m512 sums[kRows];
-#pragma GCC unroll 12
+  ANTIPHON_UNROLL(12)
   for (int row = 0; row < kRows; ++row) sums[row] = _mm512_setzero_ps();
 
   // y's lines are a row apart, where no hardware prefetcher sees them coming.
@@ -54,7 +54,7 @@ ANTIPHON_AVX512 void run_tile(const Tile& tile) {
   const std::ptrdiff_t stride = tile.a_row_stride;
   auto step = [&](std::ptrdiff_t k) ANTIPHON_AVX512 __attribute__((always_inline)) {
     const __m512 line = load_line<kStorage>(b + k * kLineBytes);
-#pragma GCC unroll 12
+    ANTIPHON_UNROLL(12)
     for (int row = 0; row < kRows; ++row) {
       const __m512 x = _mm512_set1_ps(kPackedRows ? a[k * kRows + row] : a[row * stride + k]);
       sums[row] = _mm512_fmadd_ps(x, line, sums[row]);

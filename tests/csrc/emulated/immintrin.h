@@ -35,19 +35,22 @@ inline Vector load(const void* address) {
 }
 }  // namespace emulated
 
-// Loads, stores, constants.
-inline __m512 _mm512_loadu_ps(const void* p) { return emulated::load<__m512>(p); }
-inline __m512i _mm512_loadu_si512(const void* p) { return emulated::load<__m512i>(p); }
-inline __m256i _mm256_loadu_si256(const void* p) { return emulated::load<__m256i>(p); }
-inline void _mm512_storeu_ps(void* p, __m512 v) { std::memcpy(p, &v, sizeof(v)); }
-inline void _mm512_storeu_si512(void* p, __m512i v) { std::memcpy(p, &v, sizeof(v)); }
-inline void _mm_storeu_si128(void* p, __m128i v) { std::memcpy(p, &v, sizeof(v)); }
-inline __m512 _mm512_setzero_ps() { return __m512{}; }
-inline __m512i _mm512_setzero_si512() { return __m512i{}; }
-inline __m512 _mm512_set1_ps(float value) { return __m512{} + value; }
-inline __m512i _mm512_set1_epi32(int value) { return (__m512i)(emulated::i32x16{} + value); }
+// Not inlined: a kernel unrolls hundreds of them, and the compiler would take a minute.
+#define EMULATED __attribute__((noinline)) inline
 
-inline __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void* p) {
+// Loads, stores, constants.
+EMULATED __m512 _mm512_loadu_ps(const void* p) { return emulated::load<__m512>(p); }
+EMULATED __m512i _mm512_loadu_si512(const void* p) { return emulated::load<__m512i>(p); }
+EMULATED __m256i _mm256_loadu_si256(const void* p) { return emulated::load<__m256i>(p); }
+EMULATED void _mm512_storeu_ps(void* p, __m512 v) { std::memcpy(p, &v, sizeof(v)); }
+EMULATED void _mm512_storeu_si512(void* p, __m512i v) { std::memcpy(p, &v, sizeof(v)); }
+EMULATED void _mm_storeu_si128(void* p, __m128i v) { std::memcpy(p, &v, sizeof(v)); }
+EMULATED __m512 _mm512_setzero_ps() { return __m512{}; }
+EMULATED __m512i _mm512_setzero_si512() { return __m512i{}; }
+EMULATED __m512 _mm512_set1_ps(float value) { return __m512{} + value; }
+EMULATED __m512i _mm512_set1_epi32(int value) { return (__m512i)(emulated::i32x16{} + value); }
+
+EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void* p) {
   __m512 v{};
   for (int i = 0; i < 16; ++i) {
     if (mask >> i & 1) std::memcpy(reinterpret_cast<char*>(&v) + 4 * i, static_cast<const char*>(p) + 4 * i, 4);
@@ -55,24 +58,24 @@ inline __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void* p) {
   return v;
 }
 
-inline void _mm512_mask_storeu_ps(void* p, __mmask16 mask, __m512 v) {
+EMULATED void _mm512_mask_storeu_ps(void* p, __mmask16 mask, __m512 v) {
   for (int i = 0; i < 16; ++i) {
     if (mask >> i & 1) std::memcpy(static_cast<char*>(p) + 4 * i, reinterpret_cast<char*>(&v) + 4 * i, 4);
   }
 }
 
 // float32.
-inline __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
-inline __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
-inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
+EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
+EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; ++i) c[i] = std::fmaf(a[i], b[i], c[i]);
   return c;
 }
-inline __m512 _mm512_castsi512_ps(__m512i v) { return (__m512)v; }
-inline __m512i _mm512_castps_si512(__m512 v) { return (__m512i)v; }
-inline __m512 _mm512_cvtepi32_ps(__m512i v) { return __builtin_convertvector((emulated::i32x16)v, __m512); }
+EMULATED __m512 _mm512_castsi512_ps(__m512i v) { return (__m512)v; }
+EMULATED __m512i _mm512_castps_si512(__m512 v) { return (__m512i)v; }
+EMULATED __m512 _mm512_cvtepi32_ps(__m512i v) { return __builtin_convertvector((emulated::i32x16)v, __m512); }
 // In the rounding mode of the thread, which is to nearest even; the indefinite integer where it does not fit.
-inline __m512i _mm512_cvtps_epi32(__m512 v) {
+EMULATED __m512i _mm512_cvtps_epi32(__m512 v) {
   emulated::i32x16 out;
   for (int i = 0; i < 16; ++i) {
     const float whole = std::nearbyintf(v[i]);
@@ -82,7 +85,7 @@ inline __m512i _mm512_cvtps_epi32(__m512 v) {
 }
 
 // To bfloat16, to nearest even, subnormal inputs to zero; b in the lower half of the result.
-inline __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
+EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
   __m512bh out;
   for (int i = 0; i < 16; ++i) {
     out[i] = static_cast<short>(emulated::to_bfloat16(b[i]));
@@ -92,35 +95,35 @@ inline __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
 }
 
 // Integers.
-inline __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
-inline __m512i _mm512_slli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v << count); }
-inline __m512i _mm512_add_epi32(__m512i a, __m512i b) {
+EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+EMULATED __m512i _mm512_slli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v << count); }
+EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)((emulated::u32x16)a + (emulated::u32x16)b);
 }
-inline __m512i _mm512_sub_epi32(__m512i a, __m512i b) {
+EMULATED __m512i _mm512_sub_epi32(__m512i a, __m512i b) {
   return (__m512i)((emulated::u32x16)a - (emulated::u32x16)b);
 }
-inline __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l,
+EMULATED __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l,
                                  int m, int n, int o, int p) {
   return (__m512i)emulated::i32x16{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
 }
-inline __m512 _mm512_permutexvar_ps(__m512i index, __m512 v) {
+EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 v) {
   const emulated::i32x16 from = (emulated::i32x16)index;
   __m512 out;
   for (int i = 0; i < 16; ++i) out[i] = v[from[i] & 15];
   return out;
 }
-inline __m512i _mm512_max_epu32(__m512i a, __m512i b) {
+EMULATED __m512i _mm512_max_epu32(__m512i a, __m512i b) {
   const emulated::u32x16 x = (emulated::u32x16)a, y = (emulated::u32x16)b;
   return (__m512i)(x > y ? x : y);
 }
-inline unsigned _mm512_reduce_max_epu32(__m512i v) {
+EMULATED unsigned _mm512_reduce_max_epu32(__m512i v) {
   const emulated::u32x16 x = (emulated::u32x16)v;
   unsigned most = 0;
   for (int i = 0; i < 16; ++i) most = x[i] > most ? x[i] : most;
   return most;
 }
-inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
+EMULATED __m512i _mm512_cvtepu16_epi32(__m256i v) {
   std::uint16_t in[16];
   std::memcpy(in, &v, sizeof(in));
   emulated::u32x16 out;
@@ -128,14 +131,14 @@ inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
   return (__m512i)out;
 }
 // The lower byte of each.
-inline __m128i _mm512_cvtepi32_epi8(__m512i v) {
+EMULATED __m128i _mm512_cvtepi32_epi8(__m512i v) {
   const emulated::u32x16 x = (emulated::u32x16)v;
   std::uint8_t out[16];
   for (int i = 0; i < 16; ++i) out[i] = static_cast<std::uint8_t>(x[i]);
   return emulated::load<__m128i>(out);
 }
 // sums + four products of unsigned a and signed b, without saturation, modulo 2^32.
-inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
+EMULATED __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
   emulated::u32x16 out = (emulated::u32x16)sums;
   const emulated::u8x64 x = (emulated::u8x64)a;
   const emulated::i8x64 y = (emulated::i8x64)b;
@@ -144,11 +147,11 @@ inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
 }
 
 // Tiles.
-inline void _tile_loadconfig(const void* config) { emulated::tiles.configure(config); }
-inline void _tile_release() { emulated::tiles.release(); }
-inline void _tile_zero(int tile) { emulated::tiles.zero(tile); }
-inline void _tile_loadd(int tile, const void* base, long stride) { emulated::tiles.load(tile, base, stride); }
-inline void _tile_stream_loadd(int tile, const void* base, long stride) { emulated::tiles.load(tile, base, stride); }
-inline void _tile_stored(int tile, void* base, long stride) { emulated::tiles.store(tile, base, stride); }
-inline void _tile_dpbf16ps(int c, int a, int b) { emulated::tiles.multiply_bf16(c, a, b); }
-inline void _tile_dpbssd(int c, int a, int b) { emulated::tiles.multiply_int8(c, a, b); }
+EMULATED void _tile_loadconfig(const void* config) { emulated::tiles.configure(config); }
+EMULATED void _tile_release() { emulated::tiles.release(); }
+EMULATED void _tile_zero(int tile) { emulated::tiles.zero(tile); }
+EMULATED void _tile_loadd(int tile, const void* base, long stride) { emulated::tiles.load(tile, base, stride); }
+EMULATED void _tile_stream_loadd(int tile, const void* base, long stride) { emulated::tiles.load(tile, base, stride); }
+EMULATED void _tile_stored(int tile, void* base, long stride) { emulated::tiles.store(tile, base, stride); }
+EMULATED void _tile_dpbf16ps(int c, int a, int b) { emulated::tiles.multiply_bf16(c, a, b); }
+EMULATED void _tile_dpbssd(int c, int a, int b) { emulated::tiles.multiply_int8(c, a, b); }
