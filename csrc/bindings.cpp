@@ -64,10 +64,10 @@ void advise_huge_pages(std::uintptr_t address, std::size_t num_bytes) {
 }
 
 void bind_pack_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
-                    const std::string& storage, std::uintptr_t packed, int num_threads) {
+                    const std::string& storage, std::uintptr_t packed) {
   const Storage parsed = parse_storage(storage);
   py::gil_scoped_release release;
-  pack_rows(pointer<const float>(rows), first_row, num_rows, num_k, parsed, pointer<void>(packed), num_threads);
+  pack_rows(pointer<const float>(rows), first_row, num_rows, num_k, parsed, pointer<void>(packed));
 }
 
 // A packed linear layer: checked and resolved once, called many times.
@@ -79,9 +79,10 @@ class Linear {
         weight_{pointer<const void>(packed), num_columns, num_k, parse_storage(storage)},
         bias_(pointer<const float>(bias)) {}
 
-  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t y, int num_threads) const {
+  void run(std::uintptr_t x, std::uintptr_t residual, std::ptrdiff_t num_rows, std::uintptr_t y) const {
     py::gil_scoped_release release;
-    linear(tiles_, weight_, bias_, pointer<const float>(x), num_rows, pointer<float>(y), num_threads);
+    linear(tiles_, weight_, bias_, pointer<const float>(residual), pointer<const float>(x), num_rows,
+           pointer<float>(y));
   }
 
  private:
@@ -158,14 +159,15 @@ PYBIND11_MODULE(_native, m) {
   m.attr("PANEL_COLUMNS") = kPanelColumns;
   m.def("supported_isas", &supported_isas);
   m.def("advise_huge_pages", &advise_huge_pages, py::arg("address"), py::arg("num_bytes"));
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads, py::arg("num_threads"), py::call_guard<py::gil_scoped_release>());
   m.def("pack_rows", &bind_pack_rows, py::arg("rows"), py::arg("first_row"), py::arg("num_rows"), py::arg("num_k"),
-        py::arg("storage"), py::arg("packed"), py::arg("num_threads"));
+        py::arg("storage"), py::arg("packed"));
   py::class_<Linear>(m, "Linear")
       .def(py::init<std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, const std::string&,
                     const std::string&>(),
            py::arg("packed"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"), py::arg("storage"),
            py::arg("isa"))
-      .def("run", &Linear::run, py::arg("x"), py::arg("num_rows"), py::arg("y"), py::arg("num_threads"));
+      .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
   bind_int8_linear(m);
-  m.def("set_num_threads", &set_num_threads, py::arg("num_threads"));
 }

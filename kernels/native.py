@@ -53,6 +53,20 @@ def isa() -> str:
     return asked
 
 
+def num_threads() -> int:
+    """Threads that work on a native kernel, the caller included: the physical cores that this process may use, unless
+    set. ImportError without the extension."""
+    return int(_load().num_threads())
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Sets the threads of all native kernels of this process, from the next call on; no bit of any result depends on
+    it. ValueError below 1; ImportError without the extension."""
+    if num_threads < 1:
+        raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+    _load().set_num_threads(num_threads)
+
+
 def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "float32") -> NativePackedLinear:
     """Packs `weight [N, K]` (float32, bfloat16 or float16, on the CPU) and `bias [N]` for the native linear kernel.
 
@@ -70,7 +84,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "
 
 
 class NativePackedLinear:
-    """`y = x @ weight^T (+ bias)` on a weight packed once by `pack_linear`; x and y float32. Immutable."""
+    """`y = x @ weight^T (+ bias) (+ residual)` on a weight packed once by `pack_linear`; x, y float32. Immutable."""
 
     def __init__(self, packed: Tensor, bias: Tensor | None, *, num_columns: int, num_k: int, storage: Storage) -> None:
         self.in_features = num_k
@@ -87,23 +101,33 @@ class NativePackedLinear:
         """Bytes of the packed weight and the bias."""
         return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
-    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """`x [..., in_features]` to `[..., out_features]`, both float32 on the CPU, `out` contiguous.
+    def forward(self, x: Tensor, residual: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+        """`x [..., in_features]` to `[..., out_features]`, float32 on the CPU. `residual` has the result's shape and
+        is added last; `out` is contiguous and shares no memory with x or residual.
 
-        Every element of the result depends on its own row of x alone, bitwise. TypeError or ValueError, before any
-        work, for another dtype, device or shape. Runs without the interpreter's lock, on torch's number of threads.
+        Every element of the result depends on its own row of x and its own element of residual alone, bitwise.
+        TypeError or ValueError, before any work, for another dtype, device or shape. Runs without the interpreter's
+        lock, on the pool's threads.
         """
         self._check_operand("x", x, self.in_features)
-        x = x.contiguous()
         shape = (*x.shape[:-1], self.out_features)
+        if residual is not None:
+            self._check_operand("residual", residual, self.out_features)
+            if tuple(residual.shape) != shape:
+                raise ValueError(f"residual is {tuple(residual.shape)}; the result is {shape}")
+            residual = residual.contiguous()
+        x = x.contiguous()
         if out is None:
             out = torch.empty(shape, dtype=torch.float32)
         else:
             self._check_operand("out", out, self.out_features)
             if tuple(out.shape) != shape or not out.is_contiguous():
                 raise ValueError(f"out is {tuple(out.shape)} with strides {out.stride()}; need contiguous {shape}")
+            if any(_overlap(out, other) for other in (x, residual) if other is not None):
+                raise ValueError("out shares memory with x or residual, which are still read when out is written")
         num_rows = out.numel() // self.out_features
-        self._kernel.run(x.data_ptr(), num_rows, out.data_ptr(), torch.get_num_threads())
+        residual_address = 0 if residual is None else residual.data_ptr()
+        self._kernel.run(x.data_ptr(), residual_address, num_rows, out.data_ptr())
         return out
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -119,8 +143,13 @@ class NativePackedLinear:
 
 
 def _load() -> ModuleType:
-    # After `import torch`: torch's libgomp is then the one that the extension binds to, and both share its threads.
     return importlib.import_module("antiphon.kernels._native")
+
+
+def _overlap(left: Tensor, right: Tensor) -> bool:
+    """Whether two contiguous tensors share a byte."""
+    starts_before_end = left.data_ptr() < right.data_ptr() + right.nbytes
+    return starts_before_end and right.data_ptr() < left.data_ptr() + left.nbytes
 
 
 def _check_weight(weight: Tensor, bias: Tensor | None, storage: str) -> None:
@@ -151,7 +180,5 @@ def _pack(weight: Tensor, storage: Storage) -> Tensor:
     native.advise_huge_pages(packed.data_ptr(), packed.nbytes)
     for first in range(0, num_columns, _PACK_ROWS):
         rows = weight[first : first + _PACK_ROWS].to(torch.float32).contiguous()
-        native.pack_rows(
-            rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr(), torch.get_num_threads()
-        )
+        native.pack_rows(rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr())
     return packed

@@ -54,8 +54,8 @@ class PackedLinear(Protocol):
         """Bytes held, bias included."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`x [tokens, in]` → `x @ weight.T + bias`, `[tokens, out]`, in x's dtype; `residual [tokens, out]` is added
-        last and is left as it is."""
+        """`x [tokens, in]` → `x @ weight.T + bias (+ residual)`, a new `[tokens, out]`, in x's dtype. `residual` has
+        that shape and dtype and is added last."""
 
 
 class PackLinear(Protocol):

@@ -26,7 +26,7 @@ class PlainLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias (+ residual)`; a narrower weight is widened."""
         out = torch.nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
-        return out if residual is None else residual + out
+        return out if residual is None else out + residual
 
 
 def linear_reason(context: KernelContext) -> str | None:

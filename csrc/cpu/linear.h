@@ -1,4 +1,5 @@
-// The CPU linear kernel: y[M, N] = x[M, K] @ weight[N, K]^T (+ bias[N]), x and y float32, the weight packed once.
+// The CPU linear kernel: y[M, N] = x[M, K] @ weight[N, K]^T (+ bias[N]) (+ residual[M, N]), all float32 but the weight,
+// which is packed once.
 //
 // Packed weight: panels of 16 output columns, [ceil(N / 16)][K][16], float32 or bfloat16; missing columns are zeros.
 //   float32   element j of a line is column j of the panel
@@ -6,7 +7,7 @@
 //
 // Order of summation, the same for every element of y, whatever M, its row, the threads and the blocking:
 //   block b covers k in [256 b, 256 (b + 1)); s_b is summed from 0 in ascending k, by one chain of multiply-adds
-//   y = ((s_0 + s_1) + s_2) + ... + bias
+//   y = (((s_0 + s_1) + s_2) + ... + bias) + residual
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,8 @@ struct Tile {
   std::ptrdiff_t c_row_stride;
   std::ptrdiff_t num_columns;  // 1..16: columns past it are padding and are not written
   bool accumulate;             // false: c is written; true: c is added to
-  const float* bias;           // null, or num_columns values to add at the end
+  const float* bias;           // null, or num_columns values to add after the sums
+  const float* residual;       // null, or what to add last: rows c_row_stride apart, as in c
   const char* prefetch;        // null, or bytes that will be wanted next
   std::ptrdiff_t prefetch_bytes;
 };
@@ -60,10 +62,11 @@ struct PackedWeight {
 // first_row is a multiple of 16; num_rows is one too unless these rows are the last. float32 is rounded to nearest
 // even for bfloat16.
 void pack_rows(const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
-               Storage storage, void* packed, int num_threads);
+               Storage storage, void* packed);
 
-// y[num_rows, N] from x[num_rows, K], both contiguous. bias is null or N values.
-void linear(const TileTable& tiles, const PackedWeight& weight, const float* bias, const float* x,
-            std::ptrdiff_t num_rows, float* y, int num_threads);
+// y[num_rows, N] from x[num_rows, K], both contiguous. bias is null or N values; residual is null or [num_rows, N],
+// contiguous. y overlaps neither x nor residual: it holds partial sums between blocks of k.
+void linear(const TileTable& tiles, const PackedWeight& weight, const float* bias, const float* residual,
+            const float* x, std::ptrdiff_t num_rows, float* y);
 
 }  // namespace antiphon::cpu
