@@ -97,8 +97,8 @@ void amx_bf16_pack_rows(const float* rows, std::ptrdiff_t first_row, std::ptrdif
   });
 }
 
-void amx_bf16_linear(const AmxBf16Weight& weight, const float* bias, const float* x, std::ptrdiff_t num_rows,
-                     const float* residual, float* y) {
+void amx_bf16_linear(const AmxBf16Weight& weight, const float* bias, const float* residual, const float* x,
+                     std::ptrdiff_t num_rows, float* y) {
   if (num_rows == 0) return;
   const Bf16Product product{x, bias, residual, y, weight.num_columns, weight.num_k};
   amx::run_product(product, weight.data,

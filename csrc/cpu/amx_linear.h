@@ -29,7 +29,7 @@ void amx_bf16_pack_rows(const float* rows, std::ptrdiff_t first_row, std::ptrdif
 
 // y[num_rows, N] from x[num_rows, K] and residual[num_rows, N], all contiguous; bias and residual may be null, residual
 // may be y. Only where cpu_features().amx.
-void amx_bf16_linear(const AmxBf16Weight& weight, const float* bias, const float* x, std::ptrdiff_t num_rows,
-                     const float* residual, float* y);
+void amx_bf16_linear(const AmxBf16Weight& weight, const float* bias, const float* residual, const float* x,
+                     std::ptrdiff_t num_rows, float* y);
 
 }  // namespace antiphon::cpu

@@ -80,7 +80,7 @@ struct Int8Form {
 
   // Null, or all of int8_linear: a form with a blocking of its own. It then has no use for pack_rows, widen and tile.
   void (*product)(const Int8Weight& weight, const float* bias, const float* x, std::ptrdiff_t num_rows,
-                  const float* residual, float* y);
+                  const float* residual, float* y) = nullptr;
 
   std::ptrdiff_t padded_k(std::ptrdiff_t num_k) const { return (num_k + k_multiple - 1) / k_multiple * k_multiple; }
   std::ptrdiff_t num_panels(std::ptrdiff_t num_columns) const {

@@ -17,13 +17,13 @@ namespace antiphon::cpu {
 
 constexpr std::ptrdiff_t kPanelColumns = 16;
 constexpr std::ptrdiff_t kBlockK = 256;      // one panel block in float32 is 16 KiB: half of a first-level cache
-constexpr std::ptrdiff_t kMaxTileRows = 6;   // 6 x 16 sums are 12 of the 16 AVX2 registers
+constexpr std::ptrdiff_t kMaxTileRows = 12;  // of any form
 
 enum class Storage { kFloat32, kBfloat16 };
 
 constexpr std::size_t element_bytes(Storage storage) { return storage == Storage::kFloat32 ? 4 : 2; }
 
-// One tile: up to 6 rows x 16 columns x one block of k.
+// One tile: up to max_rows rows x 16 columns x one block of k.
 struct Tile {
   const float* a;           // rows of x: [rows][a_row_stride], or packed [num_k][rows]
   std::ptrdiff_t a_row_stride;
@@ -41,14 +41,16 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile&);
 
-// The tile kernels of one instruction set: [storage][x packed or not][rows - 1].
+// The tile kernels of one instruction set: [storage][x packed or not][rows - 1], for 1 to max_rows rows.
 struct TileTable {
+  std::ptrdiff_t max_rows;
   TileFunction functions[2][2][kMaxTileRows];
 };
 
 extern const TileTable kPortableTiles;
 #if defined(__x86_64__)
-extern const TileTable kAvx2Tiles;
+extern const TileTable kAvx2Tiles;    // the two give the same bits
+extern const TileTable kAvx512Tiles;
 #endif
 
 struct PackedWeight {

@@ -20,7 +20,7 @@ ANTIPHON_AVX512 ANTIPHON_INLINE __m512 load_line(const char* line) {
 
 template <Storage kStorage, int kRows>
 ANTIPHON_AVX512 ANTIPHON_INLINE void store(const Tile& tile, const __m512 (&sums)[kRows]) {
-  const __mmask16 columns = static_cast<__mmask16>((1u << tile.num_columns) - 1);
+  const __mmask16 columns = first_lanes(tile.num_columns);
   const __m512 bias = tile.bias != nullptr ? _mm512_maskz_loadu_ps(columns, tile.bias) : _mm512_setzero_ps();
   const __m512i packed_order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
   ANTIPHON_UNROLL(12)
@@ -30,6 +30,9 @@ ANTIPHON_AVX512 ANTIPHON_INLINE void store(const Tile& tile, const __m512 (&sums
     if constexpr (kStorage == Storage::kBfloat16) sum = _mm512_permutexvar_ps(packed_order, sum);
     if (tile.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(columns, c), sum);
     if (tile.bias != nullptr) sum = _mm512_add_ps(sum, bias);
+    if (tile.residual != nullptr) {
+      sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(columns, tile.residual + row * tile.c_row_stride));
+    }
     _mm512_mask_storeu_ps(c, columns, sum);
   }
 }
@@ -78,17 +81,20 @@ ANTIPHON_AVX512 void run_tile(const Tile& tile) {
   store<kStorage, kRows>(tile, sums);
 }
 
-template <Storage kStorage, bool kPackedRows>
-constexpr TileFunction kFunctions[12] = {
-    run_tile<kStorage, kPackedRows, 1>,  run_tile<kStorage, kPackedRows, 2>,  run_tile<kStorage, kPackedRows, 3>,
-    run_tile<kStorage, kPackedRows, 4>,  run_tile<kStorage, kPackedRows, 5>,  run_tile<kStorage, kPackedRows, 6>,
-    run_tile<kStorage, kPackedRows, 7>,  run_tile<kStorage, kPackedRows, 8>,  run_tile<kStorage, kPackedRows, 9>,
-    run_tile<kStorage, kPackedRows, 10>, run_tile<kStorage, kPackedRows, 11>, run_tile<kStorage, kPackedRows, 12>,
-};
+#define ANTIPHON_ROWS(storage, packed)                                                              \
+  {                                                                                                 \
+    run_tile<storage, packed, 1>, run_tile<storage, packed, 2>, run_tile<storage, packed, 3>,       \
+        run_tile<storage, packed, 4>, run_tile<storage, packed, 5>, run_tile<storage, packed, 6>,   \
+        run_tile<storage, packed, 7>, run_tile<storage, packed, 8>, run_tile<storage, packed, 9>,   \
+        run_tile<storage, packed, 10>, run_tile<storage, packed, 11>, run_tile<storage, packed, 12> \
+  }
 
 }  // namespace
 
-TileFunction probe(int r) { return r < 12 ? kFunctions<Storage::kFloat32, true>[r] : kFunctions<Storage::kBfloat16, true>[r - 12]; }
+const TileTable kAvx512Tiles = {12, {
+    {ANTIPHON_ROWS(Storage::kFloat32, false), ANTIPHON_ROWS(Storage::kFloat32, true)},
+    {ANTIPHON_ROWS(Storage::kBfloat16, false), ANTIPHON_ROWS(Storage::kBfloat16, true)},
+}};
 
 }  // namespace antiphon::cpu
 #endif

@@ -79,4 +79,21 @@ inline std::string describe(const char* form, const Shape& shape, const char* wh
          std::to_string(shape.columns) + " " + what;
 }
 
+// `run(first, count)` gives rows [first, first + count) of a product. Each row alone must have the bits that it has among
+// any number of first rows, and of last ones.
+template <typename Run>
+void expect_rows_alone(Report& report, const char* form, const Shape& shape, const Run& run) {
+  Floats alone;
+  for (std::ptrdiff_t row = 0; row < shape.rows; ++row) {
+    const Floats y = run(row, 1);
+    alone.insert(alone.end(), y.begin(), y.end());
+  }
+  for (std::ptrdiff_t rows = 1; rows <= shape.rows; ++rows) {
+    const std::ptrdiff_t count = rows * shape.columns;
+    report.expect_equal(run(0, rows), Floats(alone.begin(), alone.begin() + count), describe(form, shape, "first rows"));
+    report.expect_equal(run(shape.rows - rows, rows), Floats(alone.end() - count, alone.end()),
+                        describe(form, shape, "last rows"));
+  }
+}
+
 }  // namespace checks

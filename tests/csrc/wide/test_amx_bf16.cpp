@@ -67,8 +67,8 @@ class Layer {
     const Floats residual(operands_.residual.begin() + first * s.columns,
                           operands_.residual.begin() + (first + count) * s.columns);
     Floats y = checks::poison(count * s.columns);
-    amx_bf16_linear({packed_.data(), s.columns, s.num_k}, with_bias ? operands_.bias.data() : nullptr, x.data(), count,
-                    with_residual ? residual.data() : nullptr, y.data());
+    amx_bf16_linear({packed_.data(), s.columns, s.num_k}, with_bias ? operands_.bias.data() : nullptr,
+                    with_residual ? residual.data() : nullptr, x.data(), count, y.data());
     return y;
   }
 
@@ -88,12 +88,6 @@ void check_shapes() {
       report.expect_equal(layer.run(0, shape.rows, form & 1, form & 2), naive(o, form & 1, form & 2),
                           checks::describe("amx_bf16", shape));
     }
-    Floats y = o.residual;
-    const Floats expected = layer.run(0, shape.rows);
-    std::vector<char> packed(amx_bf16_packed_bytes(shape.columns, shape.num_k));
-    amx_bf16_pack_rows(o.weight.data(), 0, shape.columns, shape.num_k, packed.data());
-    amx_bf16_linear({packed.data(), shape.columns, shape.num_k}, o.bias.data(), o.x.data(), shape.rows, y.data(), y.data());
-    report.expect_equal(y, expected, checks::describe("amx_bf16", shape, "residual in place"));
   }
 }
 
@@ -117,17 +111,8 @@ void check_accuracy() {
 void check_rows_alone(const Shape& shape) {
   const Operands o(shape);
   const Layer layer(o);
-  Floats alone;
-  for (std::ptrdiff_t row = 0; row < shape.rows; ++row) {
-    const Floats y = layer.run(row, 1);
-    alone.insert(alone.end(), y.begin(), y.end());
-  }
-  for (std::ptrdiff_t rows = 1; rows <= shape.rows; ++rows) {
-    report.expect_equal(layer.run(0, rows), Floats(alone.begin(), alone.begin() + rows * shape.columns),
-                        checks::describe("amx_bf16", shape, "first rows"));
-    report.expect_equal(layer.run(shape.rows - rows, rows), Floats(alone.end() - rows * shape.columns, alone.end()),
-                        checks::describe("amx_bf16", shape, "last rows"));
-  }
+  checks::expect_rows_alone(report, "amx_bf16", shape,
+                            [&](std::ptrdiff_t first, std::ptrdiff_t count) { return layer.run(first, count); });
 }
 
 void check_threads() {

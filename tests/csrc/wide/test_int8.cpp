@@ -121,17 +121,8 @@ void check_shapes(const char* name, const Int8Form& form) {
 void check_rows_alone(const char* name, const Int8Form& form, const Shape& shape) {
   const Operands o(shape);
   const Layer layer(form, o);
-  Floats alone;
-  for (std::ptrdiff_t row = 0; row < shape.rows; ++row) {
-    const Floats y = layer.run(row, 1);
-    alone.insert(alone.end(), y.begin(), y.end());
-  }
-  for (std::ptrdiff_t rows = 1; rows <= shape.rows; ++rows) {
-    report.expect_equal(layer.run(0, rows), Floats(alone.begin(), alone.begin() + rows * shape.columns),
-                        checks::describe(name, shape, "first rows"));
-    report.expect_equal(layer.run(shape.rows - rows, rows), Floats(alone.end() - rows * shape.columns, alone.end()),
-                        checks::describe(name, shape, "last rows"));
-  }
+  checks::expect_rows_alone(report, name, shape,
+                            [&](std::ptrdiff_t first, std::ptrdiff_t count) { return layer.run(first, count); });
 }
 
 void check_threads(const char* name, const Int8Form& form) {
