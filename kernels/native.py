@@ -49,7 +49,10 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """The instruction set in use: `amx`, `avx512`, `avx2` or `portable`. ValueError if ANTIPHON_CPU_ISA asks for what is not there."""
+    """The instruction set in use: `amx`, `avx512`, `avx2` or `portable`.
+
+    ValueError if ANTIPHON_CPU_ISA asks for what is not there.
+    """
     supported = supported_isas()
     asked = os.environ.get(ISA_VARIABLE)
     if not asked:
@@ -142,10 +145,7 @@ class NativePackedLinear:
         self._kernel.run(x.data_ptr(), residual_address, num_rows, out.data_ptr())
         return out
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`forward`, with `residual [..., out_features]` added last."""
-        out = self.forward(x)
-        return out if residual is None else out.add_(residual)
+    __call__ = forward
 
     def _check_operand(self, name: str, operand: Tensor, features: int) -> None:
         if operand.dtype != torch.float32 or operand.device.type != "cpu":

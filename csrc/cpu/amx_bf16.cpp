@@ -10,8 +10,6 @@ namespace {
 static_assert(kAmxPanelColumns == amx::kPanelColumns, "one panel, one width");
 
 struct Bf16Product {
-  static constexpr std::ptrdiff_t kStepK = kAmxBf16StepK;
-
   const float* x;
   const float* bias;
   const float* residual;
@@ -22,7 +20,7 @@ struct Bf16Product {
   ANTIPHON_AMX void pack_row(std::ptrdiff_t row, char* line, std::ptrdiff_t step_bytes) const {
     const float* values = x + row * num_k;
     std::ptrdiff_t k = 0;
-    for (; k + kStepK <= num_k; k += kStepK, line += step_bytes) {
+    for (; k + kAmxBf16StepK <= num_k; k += kAmxBf16StepK, line += step_bytes) {
       store_line(_mm512_loadu_ps(values + k), _mm512_loadu_ps(values + k + 16), line);
     }
     if (k == num_k) return;

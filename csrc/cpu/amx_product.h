@@ -10,7 +10,6 @@
 //   row blocks          x as a stream, sums in tile registers
 //
 // A Product has:
-//   kStepK                                        k of one step
 //   pack_row(row, line, step_bytes)               one row of x: 64 bytes for each step, step_bytes apart
 //   multiply<kRowTiles>()                         one step in tile registers (amx_tiles.h)
 //   write_row(row, column, left, right)           16 + 16 sums of a row from `column` on, to y
@@ -28,6 +27,7 @@ constexpr std::ptrdiff_t kInnerSteps = 14;  // a panel's block of 28 KiB
 constexpr std::ptrdiff_t kOuterSteps = 28;
 constexpr std::ptrdiff_t kChunkRows = 1024;      // x of 28 steps: 1.75 MiB
 constexpr std::ptrdiff_t kChunkRowsLongK = 512;  // half of it, and room for the sums of several panels
+constexpr std::ptrdiff_t kInPlaceBytes = 64 << 10;  // packing less of x costs less than waking a thread
 constexpr std::ptrdiff_t kMaxPanelsPerTask = 4;
 constexpr std::ptrdiff_t kMaxPanelsPerTaskLongK = 8;  // each reads x of a block from the third-level cache once
 
@@ -205,7 +205,11 @@ void run_product(const Product& product, const void* weight, const Shape& shape)
   char* x = workspace.at_least<char>(Chunk::bytes(chunk_rows, shape.num_steps));
   for (std::ptrdiff_t row = 0; row < shape.num_rows; row += chunk_rows) {
     const Chunk chunk{x, row, std::min(chunk_rows, shape.num_rows - row), shape.num_steps};
-    parallel_for(chunk.num_tiles(), [&](std::ptrdiff_t tile, int) { chunk.pack(product, tile); });
+    if (Chunk::bytes(chunk.num_rows, chunk.num_steps) <= kInPlaceBytes) {
+      for (std::ptrdiff_t tile = 0; tile < chunk.num_tiles(); ++tile) chunk.pack(product, tile);
+    } else {
+      parallel_for(chunk.num_tiles(), [&](std::ptrdiff_t tile, int) { chunk.pack(product, tile); });
+    }
     parallel_for(ceil_div(num_panels, per_task), [&](std::ptrdiff_t index, int) {
       const std::ptrdiff_t first = index * per_task;
       const std::ptrdiff_t likely = first + threads * per_task;

@@ -1,7 +1,7 @@
 // A product on AMX tiles: one block of 32 rows x 32 columns, and the layouts it reads. Used by amx_product.h.
 //
-// A tile is 16 lines of 64 bytes. With lines of 32 bfloat16 or 64 int8, one step multiplies a tile of x by a tile of the
-// weight: 32 or 64 of k.
+// A tile is 16 lines of 64 bytes. With lines of 32 bfloat16 or 64 int8, one step multiplies a tile of x by a tile of
+// the weight: 32 or 64 of k.
 //   x        row blocks of up to two tiles of rows: [row block][step][tile][line = row][64 bytes of that row's k]
 //   weight   panels of 32 columns: [panel][step][2 halves of 16 columns][16 lines][16 columns][4 bytes of k]
 // Both are padded with zeros to whole steps, the weight to whole panels.

@@ -1,7 +1,7 @@
 // Small things that the AVX-512 and AMX kernels share.
 #pragma once
 
-// g++ 12 and 13 warn of the undefined operand that their own header passes to intrinsics without a mask (GCC PR 105593).
+// g++ 12 warns of the undefined operand that its own header passes to intrinsics without a mask (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>

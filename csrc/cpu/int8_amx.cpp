@@ -85,7 +85,7 @@ const Int8Form kAmxInt8Form = {
     amx::kPanelColumns,
     /*tile_rows=*/amx::kBlockRows,
     /*k_multiple=*/kStepK,
-    /*block_k=*/amx::kInnerSteps* kStepK,
+    /*block_k=*/amx::kInnerSteps * kStepK,
     /*activation_bytes=*/1,
     /*panel_extra_bytes=*/0,
     kByteLevels,

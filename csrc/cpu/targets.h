@@ -1,6 +1,6 @@
-// Which functions may use which instructions. A build that emulates them (tests/csrc) defines ANTIPHON_EMULATED, so that
-// the compiler itself cannot choose an instruction that the testing machine lacks; and it leaves loops as they stand, for
-// a quicker build.
+// Which functions may use which instructions. A build that emulates them (tests/csrc/wide) defines ANTIPHON_EMULATED, so
+// that the compiler itself cannot choose an instruction that the testing machine lacks; and it leaves loops as they
+// stand, for a quicker build.
 #pragma once
 
 #if defined(ANTIPHON_EMULATED)

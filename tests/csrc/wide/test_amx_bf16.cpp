@@ -80,7 +80,7 @@ class Layer {
 void check_shapes() {
   const Shape shapes[] = {{1, 1, 1},     {2, 31, 15},   {15, 32, 16},  {16, 33, 17},   {17, 64, 31}, {31, 65, 32},
                           {32, 96, 33},  {33, 447, 64}, {47, 448, 65}, {48, 449, 100}, {5, 896, 3},  {49, 897, 70},
-                          {130, 100, 97}, {3, 2000, 40}, {36, 1800, 290}};
+                          {130, 100, 97}, {3, 2000, 40}, {36, 1800, 100}};
   for (const Shape& shape : shapes) {
     const Operands o(shape, static_cast<unsigned>(shape.rows));
     const Layer layer(o);
@@ -167,8 +167,8 @@ void check_control() {
 int main() {
   check_shapes();
   check_accuracy();
-  check_rows_alone({130, 67, 37});
-  check_rows_alone({35, 910, 33});
+  check_rows_alone({130, 33, 17});
+  check_rows_alone({33, 910, 5});
   check_threads();
   check_chunks();
   check_special_values();

@@ -24,8 +24,6 @@ typedef long long __m128i __attribute__((vector_size(16), may_alias));
 namespace emulated {
 typedef std::int32_t i32x16 __attribute__((vector_size(64), may_alias));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64), may_alias));
-typedef std::int8_t i8x64 __attribute__((vector_size(64), may_alias));
-typedef std::uint8_t u8x64 __attribute__((vector_size(64), may_alias));
 
 template <typename Vector>
 inline Vector load(const void* address) {
@@ -139,11 +137,14 @@ EMULATED __m128i _mm512_cvtepi32_epi8(__m512i v) {
 }
 // sums + four products of unsigned a and signed b, without saturation, modulo 2^32.
 EMULATED __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
-  emulated::u32x16 out = (emulated::u32x16)sums;
-  const emulated::u8x64 x = (emulated::u8x64)a;
-  const emulated::i8x64 y = (emulated::i8x64)b;
+  std::uint32_t out[16];
+  std::uint8_t x[64];
+  std::int8_t y[64];
+  std::memcpy(out, &sums, sizeof(out));
+  std::memcpy(x, &a, sizeof(x));
+  std::memcpy(y, &b, sizeof(y));
   for (int i = 0; i < 64; ++i) out[i / 4] += static_cast<std::uint32_t>(std::int32_t{x[i]} * std::int32_t{y[i]});
-  return (__m512i)out;
+  return emulated::load<__m512i>(out);
 }
 
 // Tiles.

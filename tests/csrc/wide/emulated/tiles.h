@@ -72,18 +72,17 @@ class Tiles {
   // The even k of the tiles are summed by fused multiply-adds from zero, the odd ones too, then the two, then C.
   void multiply_bf16(int c, int a, int b) {
     check(c, a, b);
+    float x[16][32], y[16][32];
+    widen(a, x);
+    widen(b, y);
     for (int m = 0; m < tiles_[c].lines; ++m) {
       for (int n = 0; n < tiles_[c].line_bytes / 4; ++n) {
-        float sums[2] = {0.0f, 0.0f};
+        float even = 0.0f, odd = 0.0f;
         for (int k = 0; k < tiles_[b].lines; ++k) {
-          for (int i = 0; i < 2; ++i) {
-            const float x = flush(from_bfloat16(get<std::uint16_t>(a, m, 2 * k + i)));
-            const float y = flush(from_bfloat16(get<std::uint16_t>(b, k, 2 * n + i)));
-            sums[i] = flush(std::fmaf(x, y, sums[i]));
-          }
+          even = flush(std::fmaf(x[m][2 * k], y[k][2 * n], even));
+          odd = flush(std::fmaf(x[m][2 * k + 1], y[k][2 * n + 1], odd));
         }
-        const float sum = flush(sums[0] + sums[1]);
-        put(c, m, n, flush(flush(get<float>(c, m, n)) + sum));
+        put(c, m, n, flush(flush(get<float>(c, m, n)) + flush(even + odd)));
       }
     }
   }
@@ -91,13 +90,16 @@ class Tiles {
   // Four products of signed bytes to a sum of 32 bits, without saturation.
   void multiply_int8(int c, int a, int b) {
     check(c, a, b);
+    const auto& x = tiles_[a].data;
+    const auto& y = tiles_[b].data;
     for (int m = 0; m < tiles_[c].lines; ++m) {
       for (int n = 0; n < tiles_[c].line_bytes / 4; ++n) {
         std::uint32_t sum = get<std::uint32_t>(c, m, n);
         for (int k = 0; k < tiles_[b].lines; ++k) {
           for (int i = 0; i < 4; ++i) {
-            sum += static_cast<std::uint32_t>(std::int32_t{get<std::int8_t>(a, m, 4 * k + i)} *
-                                              std::int32_t{get<std::int8_t>(b, k, 4 * n + i)});
+            const std::int32_t left = static_cast<std::int8_t>(x[m][4 * k + i]);
+            const std::int32_t right = static_cast<std::int8_t>(y[k][4 * n + i]);
+            sum += static_cast<std::uint32_t>(left * right);
           }
         }
         put(c, m, n, sum);
@@ -131,6 +133,14 @@ class Tiles {
     require(at(c).lines == at(a).lines, "C has A's lines");
     require(at(c).line_bytes == at(b).line_bytes, "C has B's columns");
     require(at(a).line_bytes == 4 * at(b).lines, "A has as many k as B");
+  }
+
+  void widen(int tile, float (&out)[16][32]) const {
+    for (int line = 0; line < tiles_[tile].lines; ++line) {
+      for (int i = 0; i < tiles_[tile].line_bytes / 2; ++i) {
+        out[line][i] = flush(from_bfloat16(get<std::uint16_t>(tile, line, i)));
+      }
+    }
   }
 
   template <typename T>
