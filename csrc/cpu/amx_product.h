@@ -128,8 +128,8 @@ class Task {
     thread_local Workspace workspace;
     const StepPlan& plan = place_.plan;
     const std::ptrdiff_t kept = plan.one_block() ? 0 : (place_.end_panel - place_.first_panel) * chunk_.num_blocks();
-    finished_ = workspace.at_least<char>((2 + kept) * kSumsBytes);
-    kept_ = finished_ + 2 * kSumsBytes;
+    finished_ = workspace.at_least<char>((1 + kept) * kSumsBytes);
+    kept_ = finished_ + kSumsBytes;
     load_config(chunk_.tile_rows());
     while (!place_.done()) {
       const Place next = place_.next();
@@ -159,25 +159,22 @@ class Task {
 
   ANTIPHON_AMX void run_rows(std::ptrdiff_t row_block) {
     char* kept = kept_ + ((place_.panel - place_.first_panel) * chunk_.num_blocks() + row_block) * kSumsBytes;
-    char* finished = finished_ + turn_ * kSumsBytes;
     Block block;
     block.x = chunk_.at(row_block, place_.step);
     block.x_tile_bytes = chunk_.tile_bytes();
     block.weight = weight_at(place_.panel, place_.step);
     block.num_steps = place_.num_steps();
     block.sums_before = place_.first() ? nullptr : kept;
-    block.sums = place_.last() ? finished : kept;
+    block.sums = place_.last() ? finished_ : kept;
     if (chunk_.tiles_in(row_block) == 2) {
       run_block<Product, 2>(block, pending_, prefetch_);
     } else {
       run_block<Product, 1>(block, pending_, prefetch_);
     }
     if (!place_.last()) return;
-    pending_.write_rest();
     const std::ptrdiff_t row = row_block * kBlockRows;
-    pending_.set(finished, chunk_.first_row + row, std::min(kBlockRows, chunk_.num_rows - row),
+    pending_.set(finished_, chunk_.first_row + row, std::min(kBlockRows, chunk_.num_rows - row),
                  place_.panel * kPanelColumns);
-    turn_ = 1 - turn_;
   }
 
   const Chunk& chunk_;
@@ -187,8 +184,7 @@ class Task {
   PendingRows<Product> pending_;
   Prefetch prefetch_;
   char* kept_ = nullptr;      // sums between blocks of steps: [panel][row block]
-  char* finished_ = nullptr;  // two blocks of sums, in turn: one being written to y, one being summed
-  int turn_ = 0;
+  char* finished_ = nullptr;  // a block's sums until they are in y: before the next block's sums leave its tiles
 };
 
 // y = x @ weight^T by `product`, for num_rows >= 1.

@@ -119,7 +119,7 @@ ANTIPHON_AMX void run_block(const Block& block, PendingRows<Product>& pending, P
       _tile_loadd(3, block.sums_before + 3 * kTileBytes, kLineBytes);
     }
   }
-  const std::ptrdiff_t rows_per_step = ceil_div(kBlockRows, block.num_steps);
+  const std::ptrdiff_t rows_per_step = ceil_div(kBlockRows, block.num_steps);  // all of them, by the last step
   const char* x = block.x;
   const char* weight = block.weight;
   for (std::ptrdiff_t step = 0; step < block.num_steps; ++step) {

@@ -152,6 +152,9 @@ void check_special_rows(const char* name, const Int8Form& form) {
   const Floats expected = Layer(form, o).naive();
   report.expect(std::isnan(expected[11 * 40]) && std::isnan(expected[12 * 40]), "what is not finite gives NaN");
   report.expect_equal(Layer(form, o).run(0, 21), expected, std::string(name) + " special rows");
+  // Without bias and residual, to see a row of the smallest numbers become zeros.
+  report.expect_equal(Layer(form, o).run(0, 21, false, false), Layer(form, o).naive(false, false),
+                      std::string(name) + " special rows, sums alone");
 }
 
 // Negative control: one weight changed by one step is seen in its column, and only there.
