@@ -9,10 +9,10 @@
 #include <sys/mman.h>
 #endif
 
-#include "cpu/int8_linear.h"
 #include "cpu/attention.h"
+#include "cpu/cpu_features.h"
 #include "cpu/layer_ops.h"
-#include "cpu/linear.h"
+#include "cpu/linear_forms.h"
 #include "cpu/log_prob.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
@@ -33,27 +33,6 @@ Storage parse_storage(const std::string& name) {
   throw py::value_error("storage is '" + name + "', it must be float32 or bfloat16");
 }
 
-// The forms this machine can run, the best first.
-std::vector<std::string> supported_isas() {
-  std::vector<std::string> names;
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) names.push_back("avx2");
-#endif
-  names.push_back("portable");
-  return names;
-}
-
-const TileTable& parse_isa(const std::string& name) {
-  for (const std::string& supported : supported_isas()) {
-    if (supported != name) continue;
-#if defined(__x86_64__)
-    if (name == "avx2") return kAvx2Tiles;
-#endif
-    return kPortableTiles;
-  }
-  throw py::value_error("instruction set '" + name + "' is unknown or not on this machine");
-}
-
 // Asks for huge pages on the whole 2 MiB pages inside [address, address + num_bytes). A hint: failure changes nothing.
 void advise_huge_pages(std::uintptr_t address, std::size_t num_bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -68,10 +47,11 @@ void advise_huge_pages(std::uintptr_t address, std::size_t num_bytes) {
 }
 
 void bind_pack_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
-                    const std::string& storage, std::uintptr_t packed) {
+                    const std::string& storage, std::uintptr_t packed, const std::string& isa) {
   const Storage parsed = parse_storage(storage);
+  const Isa form = parse_isa(isa);
   py::gil_scoped_release release;
-  pack_rows(pointer<const float>(rows), first_row, num_rows, num_k, parsed, pointer<void>(packed));
+  linear_pack_rows(form, parsed, pointer<const float>(rows), first_row, num_rows, num_k, pointer<void>(packed));
 }
 
 // A packed linear layer: checked and resolved once, called many times.
@@ -79,41 +59,34 @@ class Linear {
  public:
   Linear(std::uintptr_t packed, std::uintptr_t bias, std::ptrdiff_t num_columns, std::ptrdiff_t num_k,
          const std::string& storage, const std::string& isa)
-      : tiles_(parse_isa(isa)),
+      : isa_(parse_isa(isa)),
         weight_{pointer<const void>(packed), num_columns, num_k, parse_storage(storage)},
         bias_(pointer<const float>(bias)) {}
 
   void run(std::uintptr_t x, std::uintptr_t residual, std::ptrdiff_t num_rows, std::uintptr_t y) const {
     py::gil_scoped_release release;
-    linear(tiles_, weight_, bias_, pointer<const float>(residual), pointer<const float>(x), num_rows,
-           pointer<float>(y));
+    run_linear(isa_, weight_, bias_, pointer<const float>(residual), pointer<const float>(x), num_rows,
+               pointer<float>(y));
   }
 
   // A part of the columns, from a task of the pool: see StripLogits.
   void run_columns(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t first_column, std::ptrdiff_t num_columns,
                    float* y) const {
-    const PackedWeight part = columns_of(weight_, first_column, num_columns);
-    linear(tiles_, part, bias_ != nullptr ? bias_ + first_column : nullptr, nullptr, x, num_rows, y);
+    const PackedWeight part = linear_columns(isa_, weight_, first_column, num_columns);
+    run_linear(isa_, part, bias_ != nullptr ? bias_ + first_column : nullptr, nullptr, x, num_rows, y);
   }
 
   std::ptrdiff_t num_k() const { return weight_.num_k; }
 
  private:
-  const TileTable& tiles_;
+  Isa isa_;
   PackedWeight weight_;
   const float* bias_;
 };
 
 // ---- int8 linear (kernels/native_int8.py) ----
 
-const Int8Form& parse_int8_form(const std::string& isa) {
-#if defined(__x86_64__)
-  if (&parse_isa(isa) == &kAvx2Tiles) return kAvx2Int8Form;
-#else
-  parse_isa(isa);
-#endif
-  return kPortableInt8Form;
-}
+const Int8Form& parse_int8_form(const std::string& isa) { return int8_form(parse_isa(isa)); }
 
 std::ptrdiff_t bind_int8_panels_bytes(std::ptrdiff_t num_columns, std::ptrdiff_t num_k, const std::string& isa) {
   const Int8Form& form = parse_int8_form(isa);
@@ -188,11 +161,11 @@ KvStorage parse_kv_storage(const std::string& name) {
 }
 
 const AttentionForm& parse_attention_isa(const std::string& isa) {
+  const Isa parsed = parse_isa(isa);
 #if defined(__x86_64__)
-  if (&parse_isa(isa) == &kAvx2Tiles) return kAvx2Attention;
-#else
-  parse_isa(isa);
+  if (parsed != Isa::kPortable) return kAvx2Attention;  // AVX-512 and AMX have no form of their own
 #endif
+  static_cast<void>(parsed);
   return kPortableAttention;
 }
 
@@ -282,10 +255,11 @@ void bind_attention(py::module_& m) {
 // ---- the rest of a layer (cpu/layer_ops.h, cpu/log_prob.h); Python side: kernels/native_layer.py ----
 
 const LayerForm& parse_layer_form(const std::string& isa) {
-  parse_isa(isa);  // throws for what is unknown or not on this machine
+  const Isa parsed = parse_isa(isa);
 #if defined(__x86_64__)
-  if (isa == "avx2") return kAvx2LayerForm;
+  if (parsed != Isa::kPortable) return kAvx2LayerForm;  // AVX-512 and AMX have no form of their own
 #endif
+  static_cast<void>(parsed);
   return kPortableLayerForm;
 }
 
@@ -361,13 +335,16 @@ void bind_layer_ops(py::module_& m) {
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Antiphon's C++ kernels. Call them through antiphon.kernels.native, which checks dtypes, shapes and strides.";
-  m.attr("PANEL_COLUMNS") = kPanelColumns;
   m.def("supported_isas", &supported_isas);
   m.def("advise_huge_pages", &advise_huge_pages, py::arg("address"), py::arg("num_bytes"));
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("num_threads"), py::call_guard<py::gil_scoped_release>());
   m.def("pack_rows", &bind_pack_rows, py::arg("rows"), py::arg("first_row"), py::arg("num_rows"), py::arg("num_k"),
-        py::arg("storage"), py::arg("packed"));
+        py::arg("storage"), py::arg("packed"), py::arg("isa"));
+  m.def("packed_bytes", [](std::ptrdiff_t num_columns, std::ptrdiff_t num_k, const std::string& storage,
+                           const std::string& isa) {
+    return linear_packed_bytes(parse_isa(isa), parse_storage(storage), num_columns, num_k);
+  }, py::arg("num_columns"), py::arg("num_k"), py::arg("storage"), py::arg("isa"));
   py::class_<Linear>(m, "Linear")
       .def(py::init<std::uintptr_t, std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, const std::string&,
                     const std::string&>(),

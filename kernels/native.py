@@ -3,7 +3,15 @@
 The linear kernel sums every output element in one fixed order (csrc/cpu/linear.h), so that a row of the result has the
 same bits whatever rows stand beside it, however many threads compute it and however the work was cut.
 
-The instruction set is picked at run time, the best that this machine has; `ANTIPHON_CPU_ISA=avx2|portable` overrides.
+The instruction set is picked at run time, the best that this machine has (csrc/cpu/cpu_features.h); `ANTIPHON_CPU_ISA`
+overrides it:
+
+    amx       AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), else as avx512
+    avx512    F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
+    avx2      AVX2 and FMA
+    portable  plain C++, for any machine
+
+An instruction set that has no form of some kernel runs that kernel in its next lower form.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
 Storage = Literal["float32", "bfloat16"]
 
 ISA_VARIABLE = "ANTIPHON_CPU_ISA"
-_KNOWN_ISAS = ("avx2", "portable")
+_KNOWN_ISAS = ("amx", "avx512", "avx2", "portable")
 _PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
 
 
@@ -44,7 +52,10 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """The instruction set in use: `avx2` or `portable`. ValueError if ANTIPHON_CPU_ISA asks for what is not there."""
+    """The instruction set in use: `amx`, `avx512`, `avx2` or `portable`.
+
+    ValueError if ANTIPHON_CPU_ISA asks for what is not there.
+    """
     supported = supported_isas()
     asked = os.environ.get(ISA_VARIABLE)
     if not asked:
@@ -81,19 +92,23 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "
     if reason is not None:
         raise RuntimeError(reason)
     _check_weight(weight, bias, storage)
-    packed = _pack(weight.detach(), storage)
+    form = isa()
+    packed = _pack(weight.detach(), storage, form)
     kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
-    return NativePackedLinear(packed, kept_bias, num_columns=weight.shape[0], num_k=weight.shape[1], storage=storage)
+    num_columns, num_k = weight.shape
+    return NativePackedLinear(packed, kept_bias, num_columns=num_columns, num_k=num_k, storage=storage, isa=form)
 
 
 class NativePackedLinear:
     """`y = x @ weight^T (+ bias) (+ residual)` on a weight packed once by `pack_linear`; x, y float32. Immutable."""
 
-    def __init__(self, packed: Tensor, bias: Tensor | None, *, num_columns: int, num_k: int, storage: Storage) -> None:
+    def __init__(
+        self, packed: Tensor, bias: Tensor | None, *, num_columns: int, num_k: int, storage: Storage, isa: str
+    ) -> None:
         self.in_features = num_k
         self.out_features = num_columns
         self.storage = storage
-        self.isa = isa()
+        self.isa = isa
         self._packed = packed  # keeps the memory alive that the kernel's addresses point to
         self._bias = bias
         bias_address = 0 if bias is None else bias.data_ptr()
@@ -177,15 +192,13 @@ def _check_weight(weight: Tensor, bias: Tensor | None, storage: str) -> None:
         raise ValueError(f"bias is {tuple(bias.shape)}; weight {tuple(weight.shape)} needs ({weight.shape[0]},)")
 
 
-def _pack(weight: Tensor, storage: Storage) -> Tensor:
-    """`[ceil(N / 16), K, 16]` in `storage`; the order inside a line is the kernel's own."""
+def _pack(weight: Tensor, storage: Storage, isa: str) -> Tensor:
+    """The packed weight as bytes, in the layout of `isa`."""
     native = _load()
     num_columns, num_k = weight.shape
-    num_panels = -(-num_columns // native.PANEL_COLUMNS)
-    dtype = torch.float32 if storage == "float32" else torch.bfloat16
-    packed = torch.empty(num_panels, num_k, native.PANEL_COLUMNS, dtype=dtype)
+    packed = torch.empty(native.packed_bytes(num_columns, num_k, storage, isa), dtype=torch.uint8)
     native.advise_huge_pages(packed.data_ptr(), packed.nbytes)
     for first in range(0, num_columns, _PACK_ROWS):
         rows = weight[first : first + _PACK_ROWS].to(torch.float32).contiguous()
-        native.pack_rows(rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr())
+        native.pack_rows(rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr(), isa)
     return packed

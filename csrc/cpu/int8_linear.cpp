@@ -204,6 +204,7 @@ std::int32_t int8_levels(const Int8Form& form, std::int32_t max_absolute_sum) {
 
 void int8_linear(const Int8Form& form, const Int8Weight& weight, const float* bias, const float* x,
                  std::ptrdiff_t num_rows, const float* residual, float* y) {
+  if (form.product != nullptr) return form.product(weight, bias, x, num_rows, residual, y);
   const std::ptrdiff_t row_bytes = form.padded_k(weight.num_k) * form.activation_bytes;
   const std::ptrdiff_t chunk_rows =
       std::min(num_rows, round_up(std::max<std::ptrdiff_t>(192, kChunkBytes / row_bytes), form.tile_rows));

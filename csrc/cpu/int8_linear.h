@@ -46,6 +46,8 @@ struct Int8Tile {
   std::ptrdiff_t prefetch_bytes;
 };
 
+struct Int8Weight;
+
 // The layouts of one instruction set and the functions that write and read them.
 //
 //   panel      panel_columns columns of y. Its weights from k on (a multiple of k_multiple) start at byte
@@ -72,6 +74,10 @@ struct Int8Form {
                     float* scales);
   void (*tile)(const Int8Tile&);
 
+  // Null, or all of int8_linear: a form with a blocking of its own. It then has no use for pack_rows and tile.
+  void (*product)(const Int8Weight& weight, const float* bias, const float* x, std::ptrdiff_t num_rows,
+                  const float* residual, float* y) = nullptr;
+
   std::ptrdiff_t padded_k(std::ptrdiff_t num_k) const { return (num_k + k_multiple - 1) / k_multiple * k_multiple; }
   std::ptrdiff_t num_panels(std::ptrdiff_t num_columns) const {
     return (num_columns + panel_columns - 1) / panel_columns;
@@ -85,6 +91,9 @@ struct Int8Form {
 extern const Int8Form kPortableInt8Form;
 #if defined(__x86_64__)
 extern const Int8Form kAvx2Int8Form;
+// int8 activations; these two give the same bits as each other.
+extern const Int8Form kAvx512Int8Form;
+extern const Int8Form kAmxInt8Form;
 #endif
 
 struct Int8Weight {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/bfloat16.h"
 #include "cpu/pool.h"
 #include "cpu/workspace.h"
 
@@ -18,13 +19,6 @@ constexpr std::ptrdiff_t kStreamedPanels = 4;     // panels of a task that has f
 constexpr std::ptrdiff_t kPackedRowBlocks = 4;    // row blocks of x that one task packs
 
 std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
-
-std::uint16_t round_to_bfloat16(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 
 // Where column `column` of a panel stands in a line of bfloat16.
 std::ptrdiff_t bfloat16_place(std::ptrdiff_t column) {
@@ -109,8 +103,9 @@ struct PackedChunk {
   float* data;
   std::ptrdiff_t num_rows;
   std::ptrdiff_t num_k;
+  std::ptrdiff_t tile_rows;
 
-  std::ptrdiff_t rows_at(std::ptrdiff_t row) const { return std::min(kMaxTileRows, num_rows - row); }
+  std::ptrdiff_t rows_at(std::ptrdiff_t row) const { return std::min(tile_rows, num_rows - row); }
 
   float* at(std::ptrdiff_t row, std::ptrdiff_t block) const {
     const std::ptrdiff_t first_k = block * kBlockK;
@@ -137,13 +132,13 @@ struct TaskRange {
 };
 
 void run_range(const Call& call, const PackedChunk& chunk, std::ptrdiff_t first_row, const TaskRange& range) {
-  const std::ptrdiff_t num_row_blocks = ceil_div(range.end_row - range.begin_row, kMaxTileRows);
+  const std::ptrdiff_t num_row_blocks = ceil_div(range.end_row - range.begin_row, chunk.tile_rows);
   for (std::ptrdiff_t block = 0; block < call.num_blocks(); ++block) {
     const std::ptrdiff_t block_bytes = call.block_k(block) * kPanelColumns * call.bytes();
     const std::ptrdiff_t share = ceil_div(ceil_div(block_bytes, num_row_blocks), 128) * 128;
     for (std::ptrdiff_t panel = range.begin_panel; panel < range.end_panel; ++panel) {
       const char* next = panel + 1 < range.end_panel ? call.panel_block(panel + 1, block) : nullptr;
-      for (std::ptrdiff_t row = range.begin_row; row < range.end_row; row += kMaxTileRows) {
+      for (std::ptrdiff_t row = range.begin_row; row < range.end_row; row += chunk.tile_rows) {
         call.run(chunk.at(row, block), true, first_row + row, chunk.rows_at(row), panel, block, next,
                  next != nullptr ? share : 0);
         if (next != nullptr) next += share;
@@ -153,11 +148,11 @@ void run_range(const Call& call, const PackedChunk& chunk, std::ptrdiff_t first_
 }
 
 void linear_chunk(const Call& call, const PackedChunk& chunk, const float* x, std::ptrdiff_t first_row) {
-  const std::ptrdiff_t num_row_blocks = ceil_div(chunk.num_rows, kMaxTileRows);
+  const std::ptrdiff_t num_row_blocks = ceil_div(chunk.num_rows, chunk.tile_rows);
   parallel_for(ceil_div(num_row_blocks, kPackedRowBlocks), [&](std::ptrdiff_t task, int) {
     const std::ptrdiff_t end_block = std::min(num_row_blocks, (task + 1) * kPackedRowBlocks);
     for (std::ptrdiff_t row_block = task * kPackedRowBlocks; row_block < end_block; ++row_block) {
-      chunk.pack(x + first_row * chunk.num_k, row_block * kMaxTileRows);
+      chunk.pack(x + first_row * chunk.num_k, row_block * chunk.tile_rows);
     }
   });
   const std::ptrdiff_t num_panels = call.num_panels();
@@ -182,7 +177,8 @@ void linear_many_rows(const Call& call, const float* x, std::ptrdiff_t num_rows)
   thread_local Workspace workspace;
   float* packed = workspace.at_least<float>(chunk_rows * num_k);
   for (std::ptrdiff_t first_row = 0; first_row < num_rows; first_row += chunk_rows) {
-    linear_chunk(call, PackedChunk{packed, std::min(chunk_rows, num_rows - first_row), num_k}, x, first_row);
+    const std::ptrdiff_t rows = std::min(chunk_rows, num_rows - first_row);
+    linear_chunk(call, PackedChunk{packed, rows, num_k, call.tiles.max_rows}, x, first_row);
   }
 }
 
@@ -201,7 +197,7 @@ void pack_rows(const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_r
 void linear(const TileTable& tiles, const PackedWeight& weight, const float* bias, const float* residual,
             const float* x, std::ptrdiff_t num_rows, float* y) {
   const Call call{tiles, weight, bias, residual, y};
-  if (num_rows <= kMaxTileRows) {
+  if (num_rows <= tiles.max_rows) {
     if (num_rows > 0) linear_few_rows(call, x, num_rows);
   } else {
     linear_many_rows(call, x, num_rows);

@@ -17,13 +17,13 @@ namespace antiphon::cpu {
 
 constexpr std::ptrdiff_t kPanelColumns = 16;
 constexpr std::ptrdiff_t kBlockK = 256;      // one panel block in float32 is 16 KiB: half of a first-level cache
-constexpr std::ptrdiff_t kMaxTileRows = 6;   // 6 x 16 sums are 12 of the 16 AVX2 registers
+constexpr std::ptrdiff_t kMaxTileRows = 12;  // of any form
 
 enum class Storage { kFloat32, kBfloat16 };
 
 constexpr std::size_t element_bytes(Storage storage) { return storage == Storage::kFloat32 ? 4 : 2; }
 
-// One tile: up to 6 rows x 16 columns x one block of k.
+// One tile: up to max_rows rows x 16 columns x one block of k.
 struct Tile {
   const float* a;           // rows of x: [rows][a_row_stride], or packed [num_k][rows]
   std::ptrdiff_t a_row_stride;
@@ -41,14 +41,16 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile&);
 
-// The tile kernels of one instruction set: [storage][x packed or not][rows - 1].
+// The tile kernels of one instruction set: [storage][x packed or not][rows - 1], for 1 to max_rows rows.
 struct TileTable {
+  std::ptrdiff_t max_rows;
   TileFunction functions[2][2][kMaxTileRows];
 };
 
 extern const TileTable kPortableTiles;
 #if defined(__x86_64__)
-extern const TileTable kAvx2Tiles;
+extern const TileTable kAvx2Tiles;    // the two give the same bits
+extern const TileTable kAvx512Tiles;
 #endif
 
 struct PackedWeight {
@@ -57,13 +59,6 @@ struct PackedWeight {
   std::ptrdiff_t num_k;        // K
   Storage storage;
 };
-
-// Columns [first_column, first_column + num_columns) of a packed weight, as a weight of their own; first_column is a
-// multiple of 16.
-inline PackedWeight columns_of(const PackedWeight& weight, std::ptrdiff_t first_column, std::ptrdiff_t num_columns) {
-  const std::ptrdiff_t offset = first_column * weight.num_k * static_cast<std::ptrdiff_t>(element_bytes(weight.storage));
-  return {static_cast<const char*>(weight.data) + offset, num_columns, weight.num_k, weight.storage};
-}
 
 // Packs rows [first_row, first_row + num_rows) of weight[N, K], given as float32 with that many rows, into `packed`.
 // first_row is a multiple of 16; num_rows is one too unless these rows are the last. float32 is rounded to nearest

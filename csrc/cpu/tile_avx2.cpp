@@ -117,7 +117,7 @@ ANTIPHON_AVX2 void run_tile(const Tile& tile) {
 
 }  // namespace
 
-const TileTable kAvx2Tiles = {{
+const TileTable kAvx2Tiles = {6, {
     {ANTIPHON_ROWS(Storage::kFloat32, false), ANTIPHON_ROWS(Storage::kFloat32, true)},
     {ANTIPHON_ROWS(Storage::kBfloat16, false), ANTIPHON_ROWS(Storage::kBfloat16, true)},
 }};

@@ -54,7 +54,7 @@ void run_tile(const Tile& tile) {
 
 }  // namespace
 
-const TileTable kPortableTiles = {{
+const TileTable kPortableTiles = {6, {
     {ANTIPHON_ROWS(Storage::kFloat32, false), ANTIPHON_ROWS(Storage::kFloat32, true)},
     {ANTIPHON_ROWS(Storage::kBfloat16, false), ANTIPHON_ROWS(Storage::kBfloat16, true)},
 }};

@@ -182,6 +182,7 @@ def test_linear_is_a_dot_product_per_output_and_says_its_bytes(bias: bool) -> No
     torch.testing.assert_close(packed(x), torch.tensor(expected))
     residual = random(2, 3, seed=3)
     assert torch.equal(packed(x, residual), packed(x) + residual)
+    assert torch.equal(residual, random(2, 3, seed=3))
     assert packed.num_bytes == 4 * (15 + 3 * bias)
 
 
