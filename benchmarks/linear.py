@@ -29,7 +29,7 @@ SHAPES = {
     "0.5B": ((896, 1152), (896, 896), (896, 9728), (4864, 896)),
     "1.5B": ((1536, 2048), (1536, 1536), (1536, 17920), (8960, 1536)),
 }
-_LARGEST_ERROR = {"bf16": 0.005, "int8": 0.012}  # root mean square, against that of the product
+_LARGEST_ERROR = {"bf16": 0.005, "int8": 0.02}  # root mean square, against that of the product
 
 
 def main() -> int:

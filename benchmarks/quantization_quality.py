@@ -77,10 +77,7 @@ def engine_options(model: str, flags: str, threads: int | None) -> EngineOptions
     if unknown:
         raise InputError(f"option {unknown[0]!r} is unknown, known are {', '.join(_OPTION_NAMES)}")
     chosen: dict[str, Any] = dict(given)
-    try:
-        return replace(EngineOptions(worker=model, threads=threads), **chosen)
-    except TypeError as error:
-        raise InputError(f"this engine lacks one of the options {flags!r}: {error}") from error
+    return replace(EngineOptions(worker=model, threads=threads), **chosen)
 
 
 def take_windows(tokenizer: Tokenizer, arguments: argparse.Namespace) -> tuple[str, list[list[int]]]:

@@ -2,8 +2,8 @@
 
     python benchmarks/scaling.py --shards 256 --shard-tokens 4096 --out scaling.jsonl
 
-Reading and a later round are told apart: a round's suffixes attend to whole shards, so both should double. The last
-column but one is the time over that of half as many shards. Writes a plot where matplotlib is there (`--plot`). The
+Reading and a later round are told apart: a round's suffixes attend to whole shards, so both should double. "times
+the half" is the time over that of half as many shards. Writes a plot where matplotlib is there (`--plot`). The
 same command goes on where it was stopped.
 """
 

@@ -148,7 +148,7 @@ class NativePackedLinear:
             self._check_operand("out", out, self.out_features)
             if tuple(out.shape) != shape or not out.is_contiguous():
                 raise ValueError(f"out is {tuple(out.shape)} with strides {out.stride()}; need contiguous {shape}")
-            if any(_overlap(out, other) for other in (x, residual) if other is not None):
+            if any(overlap(out, other) for other in (x, residual) if other is not None):
                 raise ValueError("out shares memory with x or residual, which are still read when out is written")
         num_rows = out.numel() // self.out_features
         residual_address = 0 if residual is None else residual.data_ptr()
@@ -168,7 +168,7 @@ def _load() -> ModuleType:
     return importlib.import_module("antiphon.kernels._native")
 
 
-def _overlap(left: Tensor, right: Tensor) -> bool:
+def overlap(left: Tensor, right: Tensor) -> bool:
     """Whether two contiguous tensors share a byte."""
     starts_before_end = left.data_ptr() < right.data_ptr() + right.nbytes
     return starts_before_end and right.data_ptr() < left.data_ptr() + left.nbytes

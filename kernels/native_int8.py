@@ -104,9 +104,15 @@ class NativeInt8Linear:
             _check_operand("out", out, shape)
             if not out.is_contiguous():
                 raise ValueError(f"out has strides {out.stride()}; it must be contiguous")
+            if native.overlap(out, x) or (residual is not None and _partly(out, residual)):
+                raise ValueError("out shares memory with x, or with a part of residual, which are still to be read")
         num_rows = out.numel() // self.out_features
         self._kernel.run(x.data_ptr(), num_rows, 0 if residual is None else residual.data_ptr(), out.data_ptr())
         return out
+
+
+def _partly(out: Tensor, residual: Tensor) -> bool:
+    return out.data_ptr() != residual.data_ptr() and native.overlap(out, residual)
 
 
 def _load() -> ModuleType:
@@ -125,7 +131,9 @@ def _check_weight(weight: Tensor, bias: Tensor | None) -> None:
         if tensor is None:
             continue
         if tensor.dtype not in _WEIGHT_DTYPES or tensor.device.type != "cpu":
-            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}; need a float on the CPU")
+            raise TypeError(
+                f"{name} is {tensor.dtype} on {tensor.device}; need float32, bfloat16 or float16 on the CPU"
+            )
         if tensor.dim() != dims:
             raise ValueError(f"{name} is {tuple(tensor.shape)}; it must have {dims} dimension(s)")
     if 0 in weight.shape:

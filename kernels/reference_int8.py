@@ -1,4 +1,4 @@
-"""The int8 linear layer in plain torch: the oracle of csrc/cpu/int8_linear.h, and what serves without the extension.
+"""The int8 linear layer in plain torch: the oracle of csrc/cpu/int8_linear.h, and what `choose_kernels` falls back on.
 
 Its products are exact, as the native kernel's are (integers, summed in float64, which holds them all), so both give the
 same bits on forms with the same levels.

@@ -78,7 +78,7 @@ def choose_kernels(context: KernelContext, *, only: str | None = None) -> Kernel
     """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests); a
     name stands for its int8 form too. Raises `ValueError` with every candidate's reason where none can serve."""
     chosen: dict[str, Callable[..., Any]] = {}
-    known = {candidate.name for operation in OPERATIONS for candidate in candidates(operation)}
+    known = {candidate.name.removesuffix("_int8") for operation in OPERATIONS for candidate in candidates(operation)}
     if only is not None and only not in known:
         raise ValueError(f"no kernels are named {only!r}, there are {', '.join(sorted(known))}")
     for operation in OPERATIONS:
@@ -123,7 +123,7 @@ def _native_attention_reason(context: KernelContext) -> str | None:
 
 
 def _native_weight_reason(context: KernelContext) -> str | None:
-    """Why the head would not be a native one, which log_prob needs."""
+    """Why the native kernels of a layer would not have native products beside them, which `log_prob` needs."""
     if context.weight_dtype not in (torch.float32, torch.bfloat16, torch.int8):
         return f"weights in {context.weight_dtype} are not served"
     return None

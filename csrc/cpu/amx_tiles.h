@@ -94,7 +94,7 @@ struct Prefetch {
 
 struct Block {
   const char* x;                // this row block, from the first of these steps on
-  std::ptrdiff_t x_tile_bytes;  // of one tile of x: it has fewer than 16 lines when the whole call has fewer rows
+  std::ptrdiff_t x_tile_bytes;  // of one tile of x: it has fewer than 16 lines when its chunk has fewer rows
   const char* weight;
   std::ptrdiff_t num_steps;
   const char* sums_before;  // null: start from zero

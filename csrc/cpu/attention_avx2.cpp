@@ -110,7 +110,8 @@ ANTIPHON_INLINE __m256 exp2_of_negative(__m256 x) {
   p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
   const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
   const __m256 scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
-  return _mm256_and_ps(scaled, _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_NLT_UQ));
+  const __m256 kept = _mm256_and_ps(scaled, _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_GE_OQ));
+  return _mm256_or_ps(kept, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));  // all bits set is a NaN
 }
 
 ANTIPHON_INLINE float lane_max(__m256 x) {

@@ -43,14 +43,18 @@ AttentionPlan::AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t ta
                              std::ptrdiff_t num_rows, std::ptrdiff_t num_pages, std::ptrdiff_t num_groups,
                              std::ptrdiff_t num_kv_heads, int num_threads)
     : num_groups_(num_groups), num_kv_heads_(num_kv_heads), num_tokens_(row_starts[num_rows]) {
+  if (row_starts[0] != 0) throw std::invalid_argument("the attention plan's rows do not start at token 0");
   std::vector<AttentionMember> rows;
   for (std::ptrdiff_t row = 0; row < num_rows; ++row) {
     const std::ptrdiff_t num_tokens = row_starts[row + 1] - row_starts[row];
-    if (row_starts[0] != 0 || num_tokens < 0 || context_tokens[row] < 0) refuse(row, "has a negative length");
+    if (num_tokens < 0 || context_tokens[row] < 0) refuse(row, "has a negative length");
     if (num_tokens == 0) continue;
+    const std::int64_t room = table_pages * kPageKeys;
+    if (num_tokens > room || context_tokens[row] > room - num_tokens) {
+      refuse(row, "has more tokens than its block table has pages for");
+    }
     rows.push_back({block_tables + row * table_pages, row_starts[row], num_tokens, context_tokens[row]});
     const AttentionMember& member = rows.back();
-    if (member.num_blocks() > table_pages) refuse(row, "has more tokens than its block table has pages for");
     for (std::ptrdiff_t block = 0; block < member.num_blocks(); ++block) {
       const std::int32_t page = member.pages[block];
       if (page < 0 || page >= num_pages) refuse(row, "has a page that is not in the pool");

@@ -75,6 +75,7 @@ float exp2_of_negative(float x) {
   bits += exponent << 23;
   float scaled;
   std::memcpy(&scaled, &bits, sizeof(scaled));
+  if (x != x) return x;  // a NaN's low bits are in `exponent`: the sum could be any number
   return x < -126.0f ? 0.0f : scaled;
 }
 

@@ -17,10 +17,6 @@ template <typename Run>
 void for_row_ranges(std::ptrdiff_t num_rows, std::ptrdiff_t size, Run&& run) {
   const std::ptrdiff_t task_rows = std::max<std::ptrdiff_t>(1, kTaskElements / std::max<std::ptrdiff_t>(1, size));
   const std::ptrdiff_t num_tasks = (num_rows + task_rows - 1) / task_rows;
-  if (num_tasks <= 1) {
-    run(std::ptrdiff_t{0}, num_rows);
-    return;
-  }
   parallel_for(num_tasks, [&](std::ptrdiff_t task, int) {
     run(task * task_rows, std::min(num_rows, (task + 1) * task_rows));
   });

@@ -27,6 +27,7 @@ void linear_pack_rows(Isa isa, Storage storage, const float* rows, std::ptrdiff_
                       std::ptrdiff_t num_k, void* packed);
 
 // y[num_rows, N] from x[num_rows, K] and residual[num_rows, N], all contiguous; bias and residual may be null.
+// y overlaps neither x nor residual.
 void run_linear(Isa isa, const PackedWeight& weight, const float* bias, const float* residual, const float* x,
                 std::ptrdiff_t num_rows, float* y);
 

@@ -13,11 +13,15 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "cpu/cores.h"
 #include "cpu/futex.h"
@@ -72,8 +76,24 @@ bool spin_until(Condition condition) {
   return condition();
 }
 
-// Runs tasks as `thread` until none is left.
-void take_tasks(const Job& job, std::atomic<std::ptrdiff_t>& next_task, int thread) {
+// Rounding to nearest, subnormals kept, for as long as it lives: a caller that flushes subnormals (or a library that
+// switched it on) must not make bits depend on which thread took a task.
+class DefaultFloats {
+ public:
+#if defined(__x86_64__)
+  DefaultFloats() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~DefaultFloats() { _mm_setcsr(before_); }
+  DefaultFloats(const DefaultFloats&) = delete;
+  DefaultFloats& operator=(const DefaultFloats&) = delete;
+
+ private:
+  unsigned before_;
+#endif
+};
+
+// Runs tasks as `thread` until none is left. A task that throws ends the process: others still run on the caller's frame.
+void take_tasks(const Job& job, std::atomic<std::ptrdiff_t>& next_task, int thread) noexcept {
+  [[maybe_unused]] const DefaultFloats floats;
   t_thread = thread;
   for (;;) {
     const std::ptrdiff_t index = next_task.fetch_add(1, std::memory_order_relaxed);
@@ -84,6 +104,7 @@ void take_tasks(const Job& job, std::atomic<std::ptrdiff_t>& next_task, int thre
 }
 
 void run_in_place(const Job& job, int thread) {
+  [[maybe_unused]] const DefaultFloats floats;
   const int before = t_thread;
   t_thread = thread;
   for (std::ptrdiff_t index = 0; index < job.num_tasks; ++index) job.function(job.context, index, thread);
@@ -151,7 +172,7 @@ bool start_worker(Pool& pool, int thread) {
   bool started = true;
   try {
     std::thread(run_worker, std::ref(pool), thread, epoch_of(pool.gate.load())).detach();
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for one
     started = false;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/bfloat16.h"
 #include "cpu/pool.h"
 #include "cpu/workspace.h"
 
@@ -31,16 +32,10 @@ void rotate(const float* x, const float* cos, const float* sin, std::ptrdiff_t h
   }
 }
 
-std::uint16_t round_to_bfloat16(std::uint32_t bits) {
-  const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const std::uint32_t quiet_nan = bits | 0x400000u;
-  return static_cast<std::uint16_t>(((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded) >> 16);
-}
-
 void store(const float* __restrict x, std::ptrdiff_t size, float* __restrict to, float*) { std::copy_n(x, size, to); }
 
 void store(const float* __restrict x, std::ptrdiff_t size, std::uint16_t* __restrict to, float*) {
-  for (std::ptrdiff_t i = 0; i < size; ++i) to[i] = round_to_bfloat16(bits_of(x[i]));
+  for (std::ptrdiff_t i = 0; i < size; ++i) to[i] = round_to_bfloat16(x[i]);
 }
 
 void store(const float* __restrict x, std::ptrdiff_t size, std::int8_t* __restrict to, float* scale) {

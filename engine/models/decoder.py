@@ -66,6 +66,7 @@ class Decoder:
         for layer in self.layers:
             linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
             norms += [layer.input_norm, layer.post_norm]
+            norms += [norm for norm in (layer.attention.q_norm, layer.attention.k_norm) if norm is not None]
         return self.embedding.nbytes + sum(part.num_bytes for part in linears) + sum(norm.nbytes for norm in norms)
 
     def forward(self, token_ids: Tensor, step: StepInputs) -> Tensor:
@@ -78,10 +79,12 @@ class Decoder:
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that a model's weights will take with its matrices in `dtype`, known before anything is loaded (norms,
-    biases and the head's rows, which kernels fill up to panels of 16, are rounded up)."""
+    biases and the head's rows, which kernels fill up to panels of 16, are rounded up; with int8 a form may keep a sum
+    for each output beside its scale)."""
     embedding = config.num_head_parameters * _embedding_dtype(dtype).itemsize
     vectors = config.num_layers * 8 * config.hidden_size * 4
-    return matrix_bytes(config, dtype) + embedding + 16 * config.hidden_size * dtype.itemsize + vectors
+    sums = 4 * (config.num_linear_outputs + config.vocab_size + 32) if dtype == torch.int8 else 0
+    return matrix_bytes(config, dtype) + embedding + sums + 16 * config.hidden_size * dtype.itemsize + vectors
 
 
 def matrix_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

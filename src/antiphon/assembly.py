@@ -14,7 +14,7 @@ from antiphon.engine.grammar import GrammarCompiler
 from antiphon.engine.ledger import Ledger
 from antiphon.engine.model_source import ModelSource, resolve_model
 from antiphon.engine.models.decoder import Decoder
-from antiphon.engine.pages import KVCache, PagePool
+from antiphon.engine.pages import PAGE_TOKENS, KVCache, PagePool
 from antiphon.engine.prefix_store import PrefixStore
 from antiphon.engine.runner import ModelRunner
 from antiphon.kernels import native
@@ -128,7 +128,7 @@ class _Part:
     def model(self, core: Core) -> LoadedModel:
         tokenizer = self.source.tokenizer()
         compiler = GrammarCompiler(tokenizer, min(tokenizer.vocab_size, self.source.config.vocab_size))
-        capacity = self.lane.store.pool.num_pages * 64
+        capacity = self.lane.store.pool.num_pages * PAGE_TOKENS
         return LoadedModel(
             name=self.source.name,
             config=self.source.config,

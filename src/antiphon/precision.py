@@ -55,6 +55,8 @@ def choose_precision(dtype: str, quantization: str, kv_cache_dtype: str) -> Prec
         if value not in known:
             raise InputError(f"{name} {value!r} is unknown, known are {', '.join(known)}")
     missing = native.available()
+    if missing is None:
+        _check_instruction_set()
     if quantization == "int8":
         if dtype == "float32":
             raise InputError("dtype float32 is float32 throughout, it does not go with quantization int8: drop one")
@@ -71,3 +73,10 @@ def choose_precision(dtype: str, quantization: str, kv_cache_dtype: str) -> Prec
     if kv_cache_dtype == "auto":
         return chosen
     return Precision(chosen.activations, chosen.weights, _KV_DTYPES[kv_cache_dtype])
+
+
+def _check_instruction_set() -> None:
+    try:
+        native.isa()
+    except ValueError as error:
+        raise InputError(str(error)) from error

@@ -25,6 +25,7 @@ from antiphon.cli.fetching import PrintedTenths
 from antiphon.cli.progress import show_progress
 from antiphon.engine.errors import AntiphonError, InputError
 from antiphon.events import ReadProgress, RoundStarted
+from antiphon.kernels import native
 from antiphon.methods.options import ParSerOptions
 from antiphon.results import Answer, Evidence, RoundRecord, Seconds, Usage
 
@@ -247,7 +248,7 @@ def test_doctor_says_who_serves_each_operation(capsys: pytest.CaptureFixture[str
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     pieces = ("processor", "torch", "paged_attention", "rms_norm", "qwen2.5-coder-0.5b", "memory", "native uses")
-    for piece in pieces:
+    for piece in (*pieces, f"{native.isa()} (ANTIPHON_CPU_ISA may choose of"):
         assert piece in out, piece
 
 

@@ -101,3 +101,11 @@ def test_no_two_precisions_are_printed_alike() -> None:
     """A prefix's key holds the text: keys and values of one precision must not be found under another."""
     every = [Precision(a, w, kv) for a in (WIDE, NARROW) for w in (WIDE, NARROW, INT8) for kv in (WIDE, NARROW, INT8)]
     assert len({str(precision) for precision in every}) == len(every)
+
+
+def test_an_instruction_set_that_is_not_there_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(module.native.ISA_VARIABLE, "mmx")
+    with pytest.raises(InputError, match="ANTIPHON_CPU_ISA is 'mmx'"):
+        EngineOptions()

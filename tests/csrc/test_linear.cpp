@@ -8,10 +8,12 @@
 #include "check.h"
 #include "cpu/linear.h"
 #include "cpu/pool.h"
+#include "operands.h"
 
 namespace {
 
 using namespace antiphon::cpu;
+using namespace antiphon::testing;
 
 struct Shape {
   std::ptrdiff_t num_rows, num_columns, num_k;
@@ -19,24 +21,6 @@ struct Shape {
 
 constexpr Shape kShapes[] = {{1, 1, 1},    {2, 15, 255}, {5, 16, 256},  {6, 17, 257},
                              {7, 33, 40},  {13, 300, 9}, {150, 70, 70}, {301, 40, 513}};
-
-std::vector<const TileTable*> tables() {
-  std::vector<const TileTable*> found{&kPortableTiles};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(&kAvx2Tiles);
-#endif
-  return found;
-}
-
-// Values of about 1, with few enough bits that bfloat16 holds them.
-std::vector<float> values(std::ptrdiff_t count, std::uint32_t seed) {
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& value : out) {
-    seed = seed * 1664525u + 1013904223u;
-    value = static_cast<float>(static_cast<int>(seed >> 25) - 64) / 32.0f;
-  }
-  return out;
-}
 
 struct Layer {
   Layer(const Shape& shape, Storage storage)
@@ -80,7 +64,7 @@ TEST(linear_is_right_and_has_the_same_bits_on_any_number_of_threads) {
     const std::vector<float> x = values(shape.num_rows * shape.num_k, 3);
     const std::vector<float> residual = values(shape.num_rows * shape.num_columns, 4);
     for (Storage storage : {Storage::kFloat32, Storage::kBfloat16}) {
-      for (const TileTable* tiles : tables()) {
+      for (const TileTable* tiles : FORMS(kPortableTiles, kAvx2Tiles)) {
         set_num_threads(1);
         const Layer layer(shape, storage);
         const std::vector<float> y = run(*tiles, shape, layer, x, residual);

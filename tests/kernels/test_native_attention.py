@@ -265,6 +265,17 @@ def test_what_a_later_token_stores_reaches_no_earlier_one(isa: str, groups: int)
         assert out[position:].isnan().all()
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, -1])
+def test_a_nan_key_is_nan_whatever_its_payload(isa: str, bits: int) -> None:
+    """A NaN's low bits must not end up in an exponent, where they make a finite weight."""
+    shape = Shape(dtype=torch.float32)
+    row = sequence(64, shape)
+    k = row.k.clone()
+    k.view(torch.int32)[:, 0, 3] = bits
+    (out,) = attend([(replace(row, k=k), 63)], shape)
+    assert out.isnan().all()
+
+
 def test_another_order_of_keys_has_other_bits(isa: str) -> None:
     """Negative control of every test of bits above: the same set of keys in another order is close, and not equal."""
     shape = Shape(dtype=torch.float32)

@@ -23,7 +23,9 @@ SHAPES += [(6, 1030, 31), (40, 1500, 50), (197, 515, 24), (385, 64, 16)]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread_and_wide_activations(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`plain` has the levels of the wide forms; tests of another form set it themselves."""
+    monkeypatch.setenv(native.ISA_VARIABLE, WIDE_ISAS[0])
     before = native.num_threads()
     native.set_num_threads(1)
     yield

@@ -47,9 +47,11 @@ def test_only_reference_takes_the_oracle_everywhere() -> None:
         assert getattr(chosen, operation) is getattr(reference, operation)
 
 
-def test_only_refuses_a_name_that_no_candidate_has() -> None:
-    with pytest.raises(ValueError, match="no kernels are named 'referense'"):
-        choose_kernels(FLOAT32, only="referense")
+@pytest.mark.parametrize("name", ["referense", "native_int8"])
+def test_only_refuses_a_name_that_no_candidate_has(name: str) -> None:
+    """An int8 form goes by its family's name: by its own it would leave all else to the reference, unsaid."""
+    with pytest.raises(ValueError, match=f"no kernels are named '{name}'"):
+        choose_kernels(FLOAT32, only=name)
 
 
 def test_the_report_names_the_chosen_candidate_and_a_reason_for_every_refusal() -> None:

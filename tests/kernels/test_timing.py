@@ -62,3 +62,12 @@ def test_a_kernel_that_fails_is_counted_and_its_error_passed_on() -> None:
     with pytest.raises(ValueError, match="no"):
         kernels.silu_and_mul(torch.zeros(1, 2))
     assert times.take() == {"silu_and_mul": OperationTime(1.0, 1)}
+
+
+def test_the_native_log_prob_is_given_the_packed_head_itself() -> None:
+    kernels, times = timed_kernels(choose_kernels(KernelContext("cpu", *[torch.float32] * 3, 4)))
+    head = kernels.linear(torch.randn(40, 8), None)
+    hidden, targets = torch.randn(3, 8), torch.tensor([0, 39, 7])
+    expected = torch.log_softmax(head(hidden), dim=-1).gather(1, targets[:, None]).squeeze(1)
+    torch.testing.assert_close(kernels.log_prob(hidden, head, targets, 40), expected)
+    assert times.take()["log_prob"].num_calls == 1

@@ -1,6 +1,7 @@
 """Same bits, whatever the load: logits of every step, tokens and scores, equal bit for bit, on the native kernels.
 
-Cold = warm, alone = in a crowd, any order, any step size (read in pieces = read whole), any wave, any number of threads.
+Cold = warm, alone = in a crowd, any order, any step size (read in pieces = read whole), any wave,
+any number of threads.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ Memory = Annotated[
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"] | None,
     typer.Option(
-        "--dtype", metavar="DTYPE", rich_help_panel=_MACHINE, help="Of the computation: auto, float32 or bfloat16."
+        "--dtype", metavar="DTYPE", rich_help_panel=_MACHINE, help="Of weights and KV: auto, float32 or bfloat16."
     ),
 ]
 Quantization = Annotated[

@@ -54,7 +54,7 @@ Threads = Annotated[
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"] | None,
-    typer.Option("--dtype", metavar="DTYPE", help="Of the computation: auto, float32 or bfloat16."),
+    typer.Option("--dtype", metavar="DTYPE", help="Of weights and KV: auto, float32 or bfloat16."),
 ]
 Quantization = Annotated[
     Literal["none", "int8"] | None, typer.Option("--quantization", metavar="KIND", help="Of the weights: none or int8.")

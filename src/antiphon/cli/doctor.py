@@ -61,15 +61,21 @@ def _machine_lines() -> Iterator[tuple[str, str, str]]:
 def _version_lines() -> Iterator[tuple[str, str, str]]:
     import torch
 
-    from antiphon.kernels import native
-
     yield "antiphon", _version("antiphon"), ""
     yield "python", platform.python_version(), ""
     for name in _LIBRARIES:
         yield name, _version(name), ""
     yield "torch uses", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads", ""
-    there = native.available() is None
-    yield "native uses", f"{native.num_threads()} threads" if there else "nothing: see operations", ""
+    yield "native uses", _native_use(), ""
+
+
+def _native_use() -> str:
+    from antiphon.kernels import native
+
+    if native.available() is not None:
+        return "nothing: see operations"
+    others = ", ".join(native.supported_isas())
+    return f"{native.isa()} ({native.ISA_VARIABLE} may choose of {others}), {native.num_threads()} threads"
 
 
 def _operation_lines() -> Iterator[tuple[str, str, str]]:
@@ -81,7 +87,13 @@ def _operation_lines() -> Iterator[tuple[str, str, str]]:
 
     wide, narrow, int8 = torch.float32, torch.bfloat16, torch.int8
     default = choose_precision("auto", "none", "auto")
-    for dtypes in ((wide, wide, wide), (wide, narrow, narrow), (wide, int8, int8), (narrow, narrow, narrow)):
+    for dtypes in (
+        (wide, wide, wide),
+        (wide, narrow, narrow),
+        (wide, int8, narrow),
+        (wide, int8, int8),
+        (narrow, narrow, narrow),
+    ):
         precision = Precision(*dtypes)
         context = KernelContext("cpu", *dtypes, head_dim=64)
         yield f"in {precision}" + (" (the default here)" if precision == default else ""), "", "bold"

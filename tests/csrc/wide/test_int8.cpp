@@ -40,12 +40,14 @@ class Layer {
         operands_(o),
         levels_(levels),
         weight_(quantize_weight(o.weight, o.shape)),
-        panels_(static_cast<std::size_t>(form.num_panels(o.shape.columns) * form.panel_bytes(o.shape.num_k))) {
+        panels_(static_cast<std::size_t>(form.num_panels(o.shape.columns) * form.panel_bytes(o.shape.num_k))),
+        scales_(checks::poison(o.shape.columns)) {
     // In two goes, as a weight is streamed in.
     const std::ptrdiff_t first = std::min(o.shape.columns, form.panel_columns);
     const std::ptrdiff_t num_k = o.shape.num_k;
-    pack_int8_rows(form, weight_.values.data(), 0, first, num_k, panels_.data());
-    pack_int8_rows(form, weight_.values.data() + first * num_k, first, o.shape.columns - first, num_k, panels_.data());
+    const float* rows = o.weight.data();
+    pack_int8_rows(form, rows, 0, first, num_k, panels_.data(), scales_.data());
+    pack_int8_rows(form, rows + first * num_k, first, o.shape.columns - first, num_k, panels_.data(), scales_.data());
   }
 
   // Rows [first, first + count) of x.
@@ -55,7 +57,7 @@ class Layer {
     const Floats residual(operands_.residual.begin() + first * s.columns,
                           operands_.residual.begin() + (first + count) * s.columns);
     Floats y = checks::poison(count * s.columns);
-    const Int8Weight weight{panels_.data(), weight_.scales.data(), s.columns, s.num_k, levels_};
+    const Int8Weight weight{panels_.data(), scales_.data(), s.columns, s.num_k, levels_};
     int8_linear(form_, weight, with_bias ? operands_.bias.data() : nullptr, x.data(), count,
                 with_residual ? residual.data() : nullptr, y.data());
     return y;
@@ -100,6 +102,7 @@ class Layer {
   std::int32_t levels_;
   Quantized weight_;
   std::vector<char> panels_;
+  Floats scales_;
 };
 
 void check_shapes(const char* name, const Int8Form& form) {
