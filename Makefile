@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: setup test demo lint format clean
+.PHONY: setup test demo lint format sanitize clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,11 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# csrc without Python, under the sanitizers; `make -C tests/csrc run` is the same without them.
+sanitize:
+	$(MAKE) -C tests/csrc run SANITIZE=address,undefined
+	$(MAKE) -C tests/csrc run SANITIZE=thread
 
 demo: setup
 	$(BIN)/antiphon models fetch all

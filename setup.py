@@ -13,7 +13,7 @@ import pybind11
 from setuptools import Extension, find_namespace_packages, setup
 from setuptools.command.build_ext import build_ext
 
-COMPILE_FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
+COMPILE_FLAGS = ["-O3", "-std=c++17", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"]
 
 
 class OptionalBuildExt(build_ext):
@@ -39,7 +39,7 @@ def native_extension() -> Extension:
         depends=headers,
         include_dirs=[pybind11.get_include(), "csrc"],
         extra_compile_args=COMPILE_FLAGS,
-        extra_link_args=["-fopenmp", "-Wl,--strip-debug"],
+        extra_link_args=["-pthread", "-Wl,--strip-debug"],
         language="c++",
         optional=True,
     )

@@ -29,7 +29,9 @@ from antiphon.evaluation.trial_log import TrialLog
 from antiphon.evaluation.trials import ReadDocument, run_trial
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.parser import ParSer
+from antiphon.precision import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 
+_ENGINE_FIELDS = ("worker", "driver", "threads", "dtype", "quantization", "kv_cache_dtype")
 DATA_SETS = ("hotpotqa", "2wikimultihopqa")
 
 
@@ -76,7 +78,7 @@ def select_questions(questions: list[Question], text: str) -> list[Question]:
 
 async def _run(arguments: argparse.Namespace, pool: dict[int, Paragraph], work: list[Work], log: TrialLog) -> None:
     progress = Progress(sum(len(item.configurations) for item in work), sys.stderr)
-    options = EngineOptions(worker=arguments.worker, driver=arguments.driver, threads=arguments.threads)
+    options = EngineOptions(**{name: getattr(arguments, name) for name in _ENGINE_FIELDS})
     async with Engine(options) as engine:
         for item in work:
             document = build_document(item.question, pool, num_paragraphs=arguments.paragraphs, seed=arguments.seed)
@@ -123,7 +125,7 @@ def _outstanding(log: TrialLog, questions: list[Question], configurations: tuple
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("dataset", "paragraphs", "seed", "shard_tokens", "readers", "threads", "worker", "driver")
+    names = ("dataset", "paragraphs", "seed", "shard_tokens", "readers", *_ENGINE_FIELDS)
     # The method's defaults too: when they change, new trials are not those that the log holds.
     defaults = asdict(ParSerOptions(shard_tokens=arguments.shard_tokens))
     return {name: getattr(arguments, name) for name in names} | {f"parser_{key}": defaults[key] for key in defaults}
@@ -139,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard-tokens", type=int, default=ParSerOptions().shard_tokens, help="most tokens of a shard")
     parser.add_argument("--readers", type=int, default=4, help="rows of a query that go on, in the gate configurations")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     parser.add_argument("--seed", type=int, default=0, help="of the choice and order of paragraphs")
     parser.add_argument("--worker", default="qwen2.5-coder-0.5b")
     parser.add_argument("--driver", default="qwen2.5-coder-1.5b")

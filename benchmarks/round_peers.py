@@ -1,10 +1,11 @@
-"""`antiphon bench round` beside transformers: the same token ids, each in a process of its own, in turns.
+"""`antiphon bench round` beside other engines: the same token ids, each in a process of its own, in turns.
 
-    python benchmarks/round_peers.py --shards 16 --shard-tokens 1024 --repeats 3
+    python benchmarks/round_peers.py --engines antiphon,antiphon:int8,vllm,vllm:w8a8,openvino --repeats 5
 
-transformers keeps one static batch's DynamicCache between rounds (peers/transformers_round.py). Medians over the
-repeats; a ratio above 1 means that Antiphon is faster. bfloat16 is far slower than float32 in torch on a processor
-without AMX or AVX-512 BF16: there float32 is the fair peer.
+peers/engines.py says which engines there are, with their dtypes; vLLM and OpenVINO run in environments of their own
+(`benchmarks/peers/setup.sh NAME`). Weights are converted before the first turn. Medians over the turns; a ratio above 1
+means that the first engine named is faster. On a processor without AMX or AVX-512 BF16, bfloat16 is far slower than
+float32 in torch, and so in transformers and vLLM: there float32 is the fair peer. vLLM's wheel has kernels for AVX2.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,49 +27,66 @@ from antiphon.engine.model_source import resolve_model
 from antiphon.evaluation.summary import markdown_table
 from antiphon.machine import detect_machine
 
-_PEER = Path(__file__).parent / "peers" / "transformers_round.py"
-_RATES = ("prefill_tokens_per_second", "decode_tokens_per_second")
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from engines import Engine
+
+Results = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def main() -> int:
-    """Run both in turns and print the table; 1 where either fails."""
+    """Run all in turns and print the tables; 1 where one fails."""
     arguments = _arguments()
     try:
-        results = _measure(_options(arguments), arguments)
+        engines = [Engine.parse(name) for name in arguments.engines.split(",")]
+        results = _measure(engines, _options(arguments), arguments)
     except (AntiphonError, subprocess.CalledProcessError) as error:
         print(f"round_peers: {error}", file=sys.stderr)
         return 1
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     print(report(results, shlex.join(["python", *sys.argv])))
     return 0
 
 
-def report(results: Mapping[str, Sequence[Mapping[str, Any]]], command: str) -> str:
-    """The machine, the command and a table of medians by round, from each engine's results of all repeats."""
-    ours, peers = results["antiphon"], results["transformers"]
+def report(results: Results, command: str) -> str:
+    """The machine, the command, the engines, and a table of medians from each engine's results of all turns."""
     machine = detect_machine()
+    base, *_ = results
     lines = []
-    for index in range(len(ours[0]["rounds"])):
-        seconds = [median(run["rounds"][index]["seconds"] for run in runs) for runs in (ours, peers)]
-        rates = [median(run["rounds"][index][rate] for run in runs) for rate in _RATES for runs in (ours, peers)]
-        ratio = f"{seconds[1] / seconds[0]:.2f}"
-        lines.append([str(index + 1), *(f"{s:.2f}" for s in seconds), ratio, *(f"{rate:,.0f}" for rate in rates)])
-    header = ["round", "Antiphon s", "transformers s", "times faster"]
-    header += [f"{name} {what} tok/s" for what in ("prefill", "decode") for name in ("Antiphon", "transformers")]
-    peaks = [median(run["peak_bytes"] for run in runs) / 2**30 for runs in (ours, peers)]
+    for name, runs in results.items():
+        for index in range(len(runs[0]["rounds"])):
+            seconds = _medians(runs, index, "seconds")
+            ratio = seconds / _medians(results[base], index, "seconds")
+            rates = [_medians(runs, index, f"{what}_tokens_per_second") for what in ("prefill", "decode")]
+            spread = [run["rounds"][index]["seconds"] for run in runs]
+            cells = [f"{seconds:.2f}", f"{min(spread):.2f} to {max(spread):.2f}", f"{ratio:.2f}"]
+            lines.append([name, str(index + 1), *cells, *(f"{rate:,.0f}" for rate in rates)])
+    header = ["engine", "round", "s", "from, to", f"{base} times faster", "prefill tok/s", "decode tok/s"]
+    about = [
+        [name, _version(runs[0]), runs[0]["dtype"], str(runs[0]["threads"]), f"{_peak_gib(runs):.2f}"]
+        for name, runs in results.items()
+    ]
     return "\n".join(
         [
             f"{machine.cpu}, {machine.usable_cores} cores, {', '.join(machine.instruction_sets)};"
-            f" {ours[0]['threads']} and {peers[0]['threads']} threads",
-            f"Antiphon {ours[0]['dtype']}; {peers[0]['engine']}, {peers[0]['dtype']}, {peers[0]['attention']},"
-            f" torch {peers[0]['torch']}; medians of {len(ours)} turns",
-            f"peak memory {peaks[0]:.2f} GiB and {peaks[1]:.2f} GiB",
+            f" medians of {len(results[base])} turns",
             f"`{command}`",
+            "",
+            markdown_table(["engine", "version", "dtype", "threads", "peak GiB"], about),
             "",
             markdown_table(header, lines),
         ]
     )
+
+
+def _medians(runs: Sequence[Mapping[str, Any]], index: int, key: str) -> float:
+    return median(run["rounds"][index][key] for run in runs)
+
+
+def _peak_gib(runs: Sequence[Mapping[str, Any]]) -> float:
+    return median(run["peak_bytes"] for run in runs) / 2**30
+
+
+def _version(run: Mapping[str, Any]) -> str:
+    return f"{run['engine']}, torch {run['torch']}, {run['attention']}" if "engine" in run else "this checkout"
 
 
 def _options(arguments: argparse.Namespace) -> BenchRoundOptions:
@@ -83,67 +101,43 @@ def _options(arguments: argparse.Namespace) -> BenchRoundOptions:
     )
 
 
-def _measure(options: BenchRoundOptions, arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+def _measure(
+    engines: Sequence[Engine], options: BenchRoundOptions, arguments: argparse.Namespace
+) -> dict[str, list[dict[str, Any]]]:
     source = resolve_model(options.model)
     tokens = take_tokens(source.tokenizer(), options)
-    results: dict[str, list[dict[str, Any]]] = {"antiphon": [], "transformers": []}
+    models = {engine.name: engine.prepare(source) for engine in engines}
+    results: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokens.json"
         work = {"prefixes": tokens.prefixes, "suffixes": tokens.suffixes, "new_tokens": options.new_tokens}
         path.write_text(json.dumps(work))
-        turns: dict[str, Callable[[], list[str]]] = {
-            "antiphon": lambda: _antiphon_command(options),
-            "transformers": lambda: _peer_command(source.path, path, options, arguments),
-        }
         for turn in range(arguments.repeats):
-            for name, command in turns.items():
-                result = _run_json(command())
+            for engine in engines:
+                command = engine.command(models[engine.name], path, options, arguments.prefill_tokens)
+                result: dict[str, Any] = json.loads(engine.run(command))
                 result.pop("replies", None)
-                results[name].append(result)
+                results[engine.name].append(result)
                 seconds = ", ".join(f"{round_['seconds']:.2f}" for round_ in result["rounds"])
-                print(f"[turn {turn + 1} of {arguments.repeats}] {name}: {seconds} s", file=sys.stderr)
+                print(f"[turn {turn + 1} of {arguments.repeats}] {engine.name}: {seconds} s", file=sys.stderr)
+                if arguments.out:  # after each: turns take minutes, and a stopped run should leave what it has
+                    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     return results
-
-
-def _antiphon_command(options: BenchRoundOptions) -> list[str]:
-    flags = {
-        "--model": options.model,
-        "--shards": options.num_shards,
-        "--shard-tokens": options.shard_tokens,
-        "--suffix-tokens": options.suffix_tokens,
-        "--new-tokens": options.new_tokens,
-        "--rounds": options.num_rounds,
-        "--threads": options.threads,
-    }
-    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
-    return [sys.executable, "-m", "antiphon", "bench", "round", *given, "--json"]
-
-
-def _peer_command(model: Path, tokens: Path, options: BenchRoundOptions, arguments: argparse.Namespace) -> list[str]:
-    command = [sys.executable, str(_PEER), "--model", str(model), "--tokens", str(tokens), "--dtype", arguments.dtype]
-    command += ["--prefill-tokens", str(arguments.prefill_tokens)]
-    return [*command, "--threads", str(options.threads)] if options.threads else command
-
-
-def _run_json(command: Sequence[str]) -> dict[str, Any]:
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
 
 
 def _arguments() -> argparse.Namespace:
     defaults = BenchRoundOptions()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", default="antiphon,transformers", help="comma list; ratios are to the first")
     parser.add_argument("--model", default=defaults.model, help="an embedded name, a .gguf file or a folder")
     parser.add_argument("--shards", type=int, default=defaults.num_shards)
     parser.add_argument("--shard-tokens", type=int, default=defaults.shard_tokens, help="instruction included")
     parser.add_argument("--suffix-tokens", type=int, default=defaults.suffix_tokens)
     parser.add_argument("--new-tokens", type=int, default=defaults.new_tokens)
     parser.add_argument("--rounds", type=int, default=defaults.num_rounds)
-    parser.add_argument("--repeats", type=int, default=3, help="turns of each engine")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of transformers")
-    parser.add_argument("--prefill-tokens", type=int, default=4096, help="of a sub-batch in transformers' reading")
+    parser.add_argument("--prefill-tokens", type=int, default=4096, help="most tokens that a peer computes at once")
     parser.add_argument("--out", type=Path, help="JSON file of every run's result")
     return parser.parse_args()
 

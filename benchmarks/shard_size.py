@@ -31,7 +31,9 @@ from antiphon.evaluation.trials import gold_shards
 from antiphon.methods.backend import ScatterOptions
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.parser import ParSer
+from antiphon.precision import DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS
 
+_ENGINE_FIELDS = ("worker", "threads", "dtype", "quantization", "kv_cache_dtype")
 _FIRST = (1, 2, 4, 8)
 
 
@@ -39,7 +41,7 @@ def main() -> int:
     """Measure what the log lacks, then print the table; 2 on bad input, 130 on Ctrl-C."""
     arguments = _arguments()
     try:
-        names = ("paragraphs", "seed", "budget", "readers", "new_tokens", "threads", "worker")
+        names = ("paragraphs", "seed", "budget", "readers", "new_tokens", *_ENGINE_FIELDS)
         log = TrialLog(arguments.out, {name: getattr(arguments, name) for name in names})
         questions = load_questions(arguments.data / "hotpotqa_q128.jsonl")[: arguments.questions]
         sizes = [int(size) for size in arguments.sizes.split(",")]
@@ -82,7 +84,8 @@ async def _run(arguments: argparse.Namespace, work: list[tuple[Question, int]], 
     pool = load_pool(arguments.data / "hotpotqa_pool.jsonl")
     progress = Progress(len(work), sys.stderr)
     # Only the worker is measured, so it stands in for the driver too.
-    options = EngineOptions(worker=arguments.worker, driver=arguments.worker, threads=arguments.threads)
+    given = {name: getattr(arguments, name) for name in _ENGINE_FIELDS}
+    options = EngineOptions(driver=arguments.worker, **given)
     async with Engine(options, worker_only=True) as engine:
         for question, size in work:
             document = build_document(question, pool, num_paragraphs=arguments.paragraphs, seed=arguments.seed)
@@ -136,6 +139,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--readers", type=int, default=4, help="rows that decode in the timed round")
     parser.add_argument("--new-tokens", type=int, default=64, help="most tokens of a reply in the timed round")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worker", default="qwen2.5-coder-0.5b")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file, continued where it exists")

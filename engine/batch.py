@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from antiphon.engine.pages import PAGE_TOKENS
-from antiphon.kernels.ops import AttentionPlan, AttentionRow, Run
+from antiphon.kernels.attention_plan import AttentionPlan
 
 IntArray = NDArray[np.int64]
 
@@ -64,35 +65,10 @@ class Batch:
         return pages * PAGE_TOKENS + self.positions % PAGE_TOKENS
 
     def attention_plan(self) -> AttentionPlan:
-        """Runs of consecutive pages for every row: before its new tokens (`context`), and its new tokens (`own`).
-        A lone new token's run reaches back as far as its pages are consecutive."""
-        rows = []
-        for row in range(self.num_rows):
-            start, stop = int(self.row_starts[row]), int(self.row_starts[row + 1])
-            context_tokens = int(self.context_tokens[row])
-            table = self.block_tables[row]
-            if stop - start == 1:
-                *context, last = _runs(table, 0, context_tokens + 1)
-                rows.append(AttentionRow(start, stop, tuple(context), (last,)))
-                continue
-            context = list(_runs(table, 0, context_tokens))
-            own = _runs(table, context_tokens, context_tokens + stop - start)
-            rows.append(AttentionRow(start, stop, tuple(context), own))
-        return AttentionPlan(tuple(rows))
-
-
-def _runs(table: NDArray[np.int32], first: int, last: int) -> tuple[Run, ...]:
-    """Runs that hold tokens `first` to `last - 1` of a row: pages that follow each other are one run."""
-    runs: list[Run] = []
-    position = first
-    while position < last:
-        page_index, offset = divmod(position, PAGE_TOKENS)
-        first_slot = int(table[page_index]) * PAGE_TOKENS + offset
-        length = PAGE_TOKENS - offset
-        while position + length < last and table[page_index + 1] == table[page_index] + 1:
-            page_index += 1
-            length += PAGE_TOKENS
-        length = min(length, last - position)
-        runs.append(Run(first_slot, length))
-        position += length
-    return tuple(runs)
+        """Where the keys of every row lie, for the attention kernels; shares this batch's arrays."""
+        return AttentionPlan(
+            torch.from_numpy(self.block_tables),
+            torch.from_numpy(self.row_starts),
+            torch.from_numpy(self.context_tokens),
+            PAGE_TOKENS,
+        )

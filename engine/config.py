@@ -53,9 +53,9 @@ class ModelConfig:
         """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of keys and values that one token takes over all layers; `scale_bytes` go with each vector."""
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * element_bytes + scale_bytes)
 
     @property
     def num_linear_parameters(self) -> int:
@@ -64,6 +64,12 @@ class ModelConfig:
         kv_heads = self.num_kv_heads * self.head_dim
         attention = self.hidden_size * (2 * heads + 2 * kv_heads)
         return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+
+    @property
+    def num_linear_outputs(self) -> int:
+        """Outputs (rows of the weights) of all layers' matrix products, without the head."""
+        attention = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim + self.hidden_size
+        return self.num_layers * (attention + 2 * self.intermediate_size + self.hidden_size)
 
     @property
     def num_head_parameters(self) -> int:

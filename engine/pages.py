@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import AntiphonError, CapacityError
-from antiphon.kernels.ops import KernelSet
+from antiphon.kernels.ops import KernelSet, LayerCache
 
 PAGE_TOKENS = 64
+_SCALE_BYTES = 4  # of a key or value vector in int8: a float32
 
 
 def num_pages_for(num_tokens: int) -> int:
@@ -96,10 +98,11 @@ class PagePool:
 
 
 class KVCache:
-    """Keys and values of a pool's pages, `[layers, kv_heads, num_pages * PAGE_TOKENS, head_dim]` each.
+    """Keys and values of a pool's pages, `[layers, kv_heads, num_pages * PAGE_TOKENS, head_dim]` each, in float32,
+    bfloat16 or int8; with int8 their scales, `[layers, kv_heads, num_pages * PAGE_TOKENS]` float32 (`ops.LayerCache`).
 
     Memory is taken from the system page by page as it is first written. With `poison`, freed pages are
-    filled with NaN, so that reading one shows.
+    filled with NaN (with int8: their scales), so that reading one shows.
     """
 
     def __init__(
@@ -108,25 +111,47 @@ class KVCache:
         shape = (config.num_layers, config.num_kv_heads, num_pages * PAGE_TOKENS, config.head_dim)
         self.k = torch.empty(shape, dtype=dtype)
         self.v = torch.empty(shape, dtype=dtype)
+        scaled = dtype == torch.int8
+        self.k_scale = torch.empty(shape[:-1], dtype=torch.float32) if scaled else None
+        self.v_scale = torch.empty(shape[:-1], dtype=torch.float32) if scaled else None
         self._copy_pages = kernels.copy_pages
         self._poison = poison
         if poison:
             self.poison_pages(range(num_pages))
 
     @staticmethod
+    def token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+        """Bytes that one token's keys and values take over all layers, scales included."""
+        return config.kv_bytes_per_token(dtype.itemsize, _SCALE_BYTES if dtype == torch.int8 else 0)
+
+    @staticmethod
     def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-        """Bytes of one page of keys and values over all layers."""
-        return PAGE_TOKENS * config.kv_bytes_per_token(dtype.itemsize)
+        """Bytes of one page of keys and values over all layers, scales included."""
+        return PAGE_TOKENS * KVCache.token_bytes(config, dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole pool, scales included."""
+        return sum(pool.nbytes for pool in self._pools())
+
+    def layer(self, index: int) -> LayerCache:
+        """One layer's keys and values, as views."""
+        if self.k_scale is None or self.v_scale is None:
+            return LayerCache(self.k[index], self.v[index])
+        return LayerCache(self.k[index], self.v[index], self.k_scale[index], self.v_scale[index])
 
     def copy_pages(self, source: list[int], target: list[int]) -> None:
-        """Copies whole pages, keys and values, in every layer."""
-        for pool in (self.k, self.v):
+        """Copies whole pages, keys and values with their scales, in every layer."""
+        for pool in self._pools():
             self._copy_pages(pool, PAGE_TOKENS, source, target)
 
     def poison_pages(self, pages: Iterable[int]) -> None:
         """Fills freed pages with NaN (only with `poison`)."""
         if self._poison:
+            floats = [pool for pool in self._pools() if pool.is_floating_point()]
             for page in pages:
-                span = slice(page * PAGE_TOKENS, (page + 1) * PAGE_TOKENS)
-                self.k[:, :, span] = float("nan")
-                self.v[:, :, span] = float("nan")
+                for pool in floats:
+                    pool[:, :, page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS] = float("nan")
+
+    def _pools(self) -> list[Tensor]:
+        return [pool for pool in (self.k, self.v, self.k_scale, self.v_scale) if pool is not None]

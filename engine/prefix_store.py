@@ -49,8 +49,9 @@ class _Declared:
 
 @dataclass
 class PrefixStore:
-    """Maps tokens to pages that hold their keys and values. `fingerprint` is the model, weight epoch and adapter,
-    `salt` the tenant: pages are found again only under the same."""
+    """Maps tokens to pages that hold their keys and values. `fingerprint` is all that determines their
+    bits beside the tokens (model, weight epoch, adapter, dtypes of activations, weights and cache), `salt` the tenant:
+    pages are found again only under the same."""
 
     pool: PagePool
     cache: KVCache

@@ -11,6 +11,7 @@ from antiphon.engine.batch import Batch
 from antiphon.engine.models.decoder import Decoder
 from antiphon.engine.models.layers import StepInputs
 from antiphon.engine.pages import KVCache
+from antiphon.kernels.ops import KernelSet
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class ModelRunner:
         self._model = model
         self._cache = cache
         self._vocab_size = min(num_token_ids, model.config.vocab_size)
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The model's kernels: the sampler takes its own from them."""
+        return self._model.kernels
 
     @property
     def num_input_ids(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from antiphon.engine.random_numbers import uniform
 from antiphon.engine.sampling_params import SamplingParams
+from antiphon.kernels import reference
+from antiphon.kernels.ops import FindPeak
 
 MIN_LOGPROB = -9999.0
 
@@ -42,23 +45,28 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
-    """`logits [rows, vocab]` in fp32 → one `Sampled` per row. Each row is computed from its own logits alone."""
-    return [_sample_row(logits[index], row) for index, row in enumerate(rows)]
+def sample(logits: Tensor, rows: Sequence[SampleRow], find_peak: FindPeak = reference.peak) -> list[Sampled]:
+    """`logits [rows, vocab]` in fp32 → one `Sampled` per row. Each row is computed from its own logits alone. Of equal
+    logits the lowest id is the greedy token."""
+    return [_sample_row(logits[index], row, find_peak) for index, row in enumerate(rows)]
 
 
-def _sample_row(logits: Tensor, row: SampleRow) -> Sampled:
-    if torch.isnan(logits).any():
-        return Sampled(-1, MIN_LOGPROB, error="the model gave NaN logits for this row")
+def _sample_row(logits: Tensor, row: SampleRow, find_peak: FindPeak) -> Sampled:
     logits = _apply_penalties(logits, row)
-    if row.allowed is not None:
-        allowed = torch.from_numpy(row.allowed[: logits.shape[0]])
-        if not bool(allowed.any()):
+    allowed = None if row.allowed is None else torch.from_numpy(row.allowed[: logits.shape[0]])
+    largest, token_id, has_nan = find_peak(logits, allowed)
+    if has_nan:
+        return Sampled(-1, MIN_LOGPROB, error="the model gave NaN logits for this row")
+    if not math.isfinite(largest):
+        if allowed is not None and not bool(allowed.any()):
             return Sampled(-1, MIN_LOGPROB, error="the grammar allows no token here")
-        logits = logits.masked_fill(~allowed, float("-inf"))
-    if not bool(logits.max().isfinite()):
         return Sampled(-1, MIN_LOGPROB, error="the model gave no finite logit for this row")
-    token_id = int(logits.argmax()) if row.params.greedy else _draw(logits, row)
+    if row.params.greedy and row.params.num_logprobs is None:
+        return Sampled(token_id, 0.0)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, float("-inf"))
+    if not row.params.greedy:
+        token_id = _draw(logits, row)
     return _with_logprobs(logits, token_id, row.params.num_logprobs)
 
 

@@ -3,7 +3,15 @@
 The linear kernel sums every output element in one fixed order (csrc/cpu/linear.h), so that a row of the result has the
 same bits whatever rows stand beside it, however many threads compute it and however the work was cut.
 
-The instruction set is picked at run time, the best that this machine has; `ANTIPHON_CPU_ISA=avx2|portable` overrides.
+The instruction set is picked at run time, the best that this machine has (csrc/cpu/cpu_features.h); `ANTIPHON_CPU_ISA`
+overrides it:
+
+    amx       AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), else as avx512
+    avx512    F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
+    avx2      AVX2 and FMA
+    portable  plain C++, for any machine
+
+An instruction set that has no form of some kernel runs that kernel in its next lower form.
 """
 
 from __future__ import annotations
@@ -11,15 +19,18 @@ from __future__ import annotations
 import importlib
 import os
 from types import ModuleType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from antiphon.kernels import _native
+
 Storage = Literal["float32", "bfloat16"]
 
 ISA_VARIABLE = "ANTIPHON_CPU_ISA"
-_KNOWN_ISAS = ("avx2", "portable")
+_KNOWN_ISAS = ("amx", "avx512", "avx2", "portable")
 _PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
 
 
@@ -41,7 +52,10 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """The instruction set in use: `avx2` or `portable`. ValueError if ANTIPHON_CPU_ISA asks for what is not there."""
+    """The instruction set in use: `amx`, `avx512`, `avx2` or `portable`.
+
+    ValueError if ANTIPHON_CPU_ISA asks for what is not there.
+    """
     supported = supported_isas()
     asked = os.environ.get(ISA_VARIABLE)
     if not asked:
@@ -51,6 +65,20 @@ def isa() -> str:
     if asked not in supported:
         raise ValueError(f"{ISA_VARIABLE} is {asked!r}, but this machine has only {', '.join(supported)}")
     return asked
+
+
+def num_threads() -> int:
+    """Threads that work on a native kernel, the caller included: the physical cores that this process may use, unless
+    set. ImportError without the extension."""
+    return int(_load().num_threads())
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Sets the threads of all native kernels of this process, from the next call on; no bit of any result depends on
+    it. ValueError below 1; ImportError without the extension."""
+    if num_threads < 1:
+        raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+    _load().set_num_threads(num_threads)
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "float32") -> NativePackedLinear:
@@ -64,46 +92,67 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "
     if reason is not None:
         raise RuntimeError(reason)
     _check_weight(weight, bias, storage)
-    packed = _pack(weight.detach(), storage)
+    form = isa()
+    packed = _pack(weight.detach(), storage, form)
     kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
-    return NativePackedLinear(packed, kept_bias, num_columns=weight.shape[0], num_k=weight.shape[1], storage=storage)
+    num_columns, num_k = weight.shape
+    return NativePackedLinear(packed, kept_bias, num_columns=num_columns, num_k=num_k, storage=storage, isa=form)
 
 
 class NativePackedLinear:
-    """`y = x @ weight^T (+ bias)` on a weight packed once by `pack_linear`; x and y float32. Immutable."""
+    """`y = x @ weight^T (+ bias) (+ residual)` on a weight packed once by `pack_linear`; x, y float32. Immutable."""
 
-    def __init__(self, packed: Tensor, bias: Tensor | None, *, num_columns: int, num_k: int, storage: Storage) -> None:
+    def __init__(
+        self, packed: Tensor, bias: Tensor | None, *, num_columns: int, num_k: int, storage: Storage, isa: str
+    ) -> None:
         self.in_features = num_k
         self.out_features = num_columns
         self.storage = storage
-        self.isa = isa()
+        self.isa = isa
         self._packed = packed  # keeps the memory alive that the kernel's addresses point to
         self._bias = bias
         bias_address = 0 if bias is None else bias.data_ptr()
-        self._kernel = _load().Linear(packed.data_ptr(), bias_address, num_columns, num_k, storage, self.isa)
+        self._kernel: _native.Linear = _load().Linear(
+            packed.data_ptr(), bias_address, num_columns, num_k, storage, self.isa
+        )
+
+    @property
+    def kernel(self) -> _native.Linear:
+        """The C++ layer, for kernels that run it a part of its columns at a time (`native_layer.log_prob`)."""
+        return self._kernel
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the packed weight and the bias."""
         return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
-    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """`x [..., in_features]` to `[..., out_features]`, both float32 on the CPU, `out` contiguous.
+    def forward(self, x: Tensor, residual: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
+        """`x [..., in_features]` to `[..., out_features]`, float32 on the CPU. `residual` has the result's shape and
+        is added last; `out` is contiguous and shares no memory with x or residual.
 
-        Every element of the result depends on its own row of x alone, bitwise. TypeError or ValueError, before any
-        work, for another dtype, device or shape. Runs without the interpreter's lock, on torch's number of threads.
+        Every element of the result depends on its own row of x and its own element of residual alone, bitwise.
+        TypeError or ValueError, before any work, for another dtype, device or shape. Runs without the interpreter's
+        lock, on the pool's threads.
         """
         self._check_operand("x", x, self.in_features)
-        x = x.contiguous()
         shape = (*x.shape[:-1], self.out_features)
+        if residual is not None:
+            self._check_operand("residual", residual, self.out_features)
+            if tuple(residual.shape) != shape:
+                raise ValueError(f"residual is {tuple(residual.shape)}; the result is {shape}")
+            residual = residual.contiguous()
+        x = x.contiguous()
         if out is None:
             out = torch.empty(shape, dtype=torch.float32)
         else:
             self._check_operand("out", out, self.out_features)
             if tuple(out.shape) != shape or not out.is_contiguous():
                 raise ValueError(f"out is {tuple(out.shape)} with strides {out.stride()}; need contiguous {shape}")
+            if any(overlap(out, other) for other in (x, residual) if other is not None):
+                raise ValueError("out shares memory with x or residual, which are still read when out is written")
         num_rows = out.numel() // self.out_features
-        self._kernel.run(x.data_ptr(), num_rows, out.data_ptr(), torch.get_num_threads())
+        residual_address = 0 if residual is None else residual.data_ptr()
+        self._kernel.run(x.data_ptr(), residual_address, num_rows, out.data_ptr())
         return out
 
     __call__ = forward
@@ -116,8 +165,13 @@ class NativePackedLinear:
 
 
 def _load() -> ModuleType:
-    # After `import torch`: torch's libgomp is then the one that the extension binds to, and both share its threads.
     return importlib.import_module("antiphon.kernels._native")
+
+
+def overlap(left: Tensor, right: Tensor) -> bool:
+    """Whether two contiguous tensors share a byte."""
+    starts_before_end = left.data_ptr() < right.data_ptr() + right.nbytes
+    return starts_before_end and right.data_ptr() < left.data_ptr() + left.nbytes
 
 
 def _check_weight(weight: Tensor, bias: Tensor | None, storage: str) -> None:
@@ -138,17 +192,13 @@ def _check_weight(weight: Tensor, bias: Tensor | None, storage: str) -> None:
         raise ValueError(f"bias is {tuple(bias.shape)}; weight {tuple(weight.shape)} needs ({weight.shape[0]},)")
 
 
-def _pack(weight: Tensor, storage: Storage) -> Tensor:
-    """`[ceil(N / 16), K, 16]` in `storage`; the order inside a line is the kernel's own."""
+def _pack(weight: Tensor, storage: Storage, isa: str) -> Tensor:
+    """The packed weight as bytes, in the layout of `isa`."""
     native = _load()
     num_columns, num_k = weight.shape
-    num_panels = -(-num_columns // native.PANEL_COLUMNS)
-    dtype = torch.float32 if storage == "float32" else torch.bfloat16
-    packed = torch.empty(num_panels, num_k, native.PANEL_COLUMNS, dtype=dtype)
+    packed = torch.empty(native.packed_bytes(num_columns, num_k, storage, isa), dtype=torch.uint8)
     native.advise_huge_pages(packed.data_ptr(), packed.nbytes)
     for first in range(0, num_columns, _PACK_ROWS):
         rows = weight[first : first + _PACK_ROWS].to(torch.float32).contiguous()
-        native.pack_rows(
-            rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr(), torch.get_num_threads()
-        )
+        native.pack_rows(rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr(), isa)
     return packed

@@ -1,7 +1,7 @@
 """Every operation of a model step, named once. `registry.py` finds who computes it; `reference.py` is the oracle.
 
-Keys and values lie per layer as `[num_kv_heads, num_pages * page_tokens, head_dim]`: a *slot* is one token's place in
-that second axis, and pages that follow each other are one view without a copy.
+Keys and values lie per layer as `[num_kv_heads, num_pages * page_tokens, head_dim]` (`LayerCache`): a *slot* is one
+token's place in that second axis, and pages that follow each other are one view without a copy.
 """
 
 from __future__ import annotations
@@ -12,52 +12,48 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-OPERATIONS = ("linear", "rms_norm", "rotary_and_store", "paged_attention", "silu_and_mul", "copy_pages", "log_prob")
+from antiphon.kernels.attention_plan import AttentionPlan as AttentionPlan
+
+OPERATIONS = (
+    "embedding",
+    "linear",
+    "rms_norm",
+    "rotary_and_store",
+    "paged_attention",
+    "silu_and_mul",
+    "copy_pages",
+    "log_prob",
+    "peak",
+)
 
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What a candidate may look at to say whether it can serve: `dtype` of activations, keys and values, and
-    `weight_dtype` of the matrices, which may be narrower."""
+    """What a candidate may look at to say whether it can serve: `dtype` of the activations, `weight_dtype` of the
+    matrices (float32, bfloat16, int8) and `kv_dtype` of the stored keys and values (the same three)."""
 
     device: str
     dtype: torch.dtype
     weight_dtype: torch.dtype
+    kv_dtype: torch.dtype
     head_dim: int
 
 
-@dataclass(frozen=True)
-class Run:
-    """Tokens that lie in consecutive slots: `first_slot` to `first_slot + num_tokens - 1`."""
+@dataclass(frozen=True, eq=False)
+class LayerCache:
+    """One layer's keys and values: `k, v [num_kv_heads, num_slots, head_dim]`, float32, bfloat16 or int8; each a
+    contiguous view of the whole pool.
 
-    first_slot: int
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class AttentionRow:
-    """One row of a batch: its queries are tokens `start` to `stop - 1` of the batch.
-
-    `own` ends with their own keys, just stored; of all keys, the last query sees every one, the one before it all but
-    the last, and so on::
-
-        keys            | context run | context run | own (n tokens)       |
-        query i of m    |  all seen   |  all seen   | n - (m - 1 - i) seen |
-
-    `own` holds exactly the row's m tokens, except where m is 1: then it is one run, that may reach further back.
+    `k_scale, v_scale [num_kv_heads, num_slots]` (float32) are there with int8 alone, one scale per token and head:
+    a stored vector stands for `int8 * scale`, where `scale = absmax / 127` and `int8 = rint(x * (127 / absmax))`, in
+    fp32, ties to even. A vector of zeros (all below 1e-35) has scale 0. Why not one scale for a page:
+    docs/decisions/0005-kv-scales-per-token.md.
     """
 
-    start: int
-    stop: int
-    context: tuple[Run, ...]
-    own: tuple[Run, ...]
-
-
-@dataclass(frozen=True)
-class AttentionPlan:
-    """The rows of one batch, planned once and used by every layer."""
-
-    rows: tuple[AttentionRow, ...]
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
 
 
 class PackedLinear(Protocol):
@@ -67,13 +63,20 @@ class PackedLinear(Protocol):
     def num_bytes(self) -> int:
         """Bytes held, bias included."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x [tokens, in]` → `x @ weight.T + bias`, `[tokens, out]`, in x's dtype."""
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x [tokens, in]` → `x @ weight.T + bias (+ residual)`, a new `[tokens, out]`, in x's dtype. `residual` has
+        that shape and dtype and is added last."""
+
+
+class Embedding(Protocol):
+    """Rows `token_ids [tokens]` (int64) of `table [vocab, size]`, in `dtype`: `[tokens, size]`."""
+
+    def __call__(self, table: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor: ...
 
 
 class PackLinear(Protocol):
-    """Operation `linear`: packs `weight [out, in]` (in the context's weight dtype) and `bias [out]` once; the
-    original is not kept."""
+    """Operation `linear`: packs `weight [out, in]` and `bias [out]` once; the original is not kept. The weight comes in
+    the context's weight dtype, where that is int8 in float32 or bfloat16, to be quantised by the kernel."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None) -> PackedLinear: ...
 
@@ -86,7 +89,8 @@ class RmsNorm(Protocol):
 
 class RotaryAndStore(Protocol):
     """Rotates `q [tokens, heads, head_dim]` and `k [tokens, kv_heads, head_dim]` by `cos, sin [tokens, head_dim / 2]`
-    (halves, not pairs), stores k and v at `slots [tokens]` of this layer's pool, and returns the rotated q."""
+    (halves, not pairs), stores rotated k and v at `slots [tokens]` (int64) of the cache, rounded or quantised to its
+    dtype, and returns the rotated q, contiguous. q, k and v may be strided views of one fused matrix."""
 
     def __call__(
         self,
@@ -95,17 +99,16 @@ class RotaryAndStore(Protocol):
         v: Tensor,
         cos: Tensor,
         sin: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
+        cache: LayerCache,
         slots: Tensor,
     ) -> Tensor: ...
 
 
 class PagedAttention(Protocol):
-    """`q [tokens, heads, head_dim]` over the plan's runs → `[tokens, heads * head_dim]`; scale is 1 / sqrt(head_dim).
+    """`q [tokens, heads, head_dim]` over the plan's rows → `[tokens, heads * head_dim]`; scale is 1 / sqrt(head_dim).
     One operation for read, extend and decode."""
 
-    def __call__(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan) -> Tensor: ...
+    def __call__(self, q: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor: ...
 
 
 class SiluAndMul(Protocol):
@@ -115,7 +118,8 @@ class SiluAndMul(Protocol):
 
 
 class CopyPages(Protocol):
-    """Copies whole pages within a pool `[layers, kv_heads, slots, head_dim]`: page `source[i]` to `target[i]`."""
+    """Copies whole pages within a pool `[layers, kv_heads, slots, head_dim]` or its scales `[layers, kv_heads, slots]`:
+    page `source[i]` to `target[i]`."""
 
     def __call__(self, pool: Tensor, page_tokens: int, source: list[int], target: list[int]) -> None: ...
 
@@ -127,10 +131,19 @@ class LogProb(Protocol):
     def __call__(self, hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: int) -> Tensor: ...
 
 
+class FindPeak(Protocol):
+    """Operation `peak`: of one row of logits `[vocab]` in fp32, the largest value, the lowest index that has it, and
+    whether any value is NaN. Where `allowed [vocab]` (bool) is False a value counts as -inf, though a NaN counts as one
+    all the same. NaN is never the largest; where nothing is above -inf the index is -1."""
+
+    def __call__(self, logits: Tensor, allowed: Tensor | None) -> tuple[float, int, bool]: ...
+
+
 @dataclass(frozen=True)
 class KernelSet:
     """The chosen kernel of every operation, for one model on one device."""
 
+    embedding: Embedding
     linear: PackLinear
     rms_norm: RmsNorm
     rotary_and_store: RotaryAndStore
@@ -138,3 +151,4 @@ class KernelSet:
     silu_and_mul: SiluAndMul
     copy_pages: CopyPages
     log_prob: LogProb
+    peak: FindPeak

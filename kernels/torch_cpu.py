@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphon.kernels.ops import AttentionPlan, AttentionRow, KernelContext, PackedLinear, Run
-from antiphon.kernels.reference import gather_runs, rotate
+from antiphon.kernels.attention_plan import AttentionPlan, AttentionRow, Run
+from antiphon.kernels.ops import KernelContext, LayerCache, PackedLinear
+from antiphon.kernels.reference import gather_runs, rotate, stored_form
 
 # oneDNN lays a weight out for an expected number of rows; it serves any number.
 _EXPECTED_ROWS = 256
@@ -23,10 +24,10 @@ class OneDnnLinear:
     bias: Tensor | None
     num_bytes: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x @ weight.T + bias`."""
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`x @ weight.T + bias (+ residual)`."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return out
+        return out if residual is None else out.add_(residual)
 
 
 def linear_reason(context: KernelContext) -> str | None:
@@ -63,11 +64,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotary_and_store(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache, slots: Tensor
 ) -> Tensor:
     """See `ops.RotaryAndStore`. `index_copy_` writes each head's rows once."""
-    k_pool.index_copy_(1, slots, rotate(k, cos, sin).transpose(0, 1).to(k_pool.dtype))
-    v_pool.index_copy_(1, slots, v.transpose(0, 1).to(v_pool.dtype))
+    for x, pool, scales in ((rotate(k, cos, sin), cache.k, cache.k_scale), (v, cache.v, cache.v_scale)):
+        stored, scale = stored_form(x.transpose(0, 1), pool.dtype)
+        pool.index_copy_(1, slots, stored)
+        if scales is not None:
+            scales.index_copy_(1, slots, scale)
     return rotate(q, cos, sin)
 
 
@@ -77,7 +81,14 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return torch.nn.functional.silu(gate).mul_(up)
 
 
-def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan) -> Tensor:
+def attention_reason(context: KernelContext) -> str | None:
+    """Why torch's flash attention cannot serve, or None: it reads keys and values as they lie in the cache."""
+    if context.kv_dtype != context.dtype:
+        return f"keys and values in {context.kv_dtype} under activations in {context.dtype} are not served"
+    return None
+
+
+def paged_attention(q: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor:
     """See `ops.PagedAttention`. Every distinct context run is read once for all rows that see it; partial results
     are merged by their log-sum-exp (the cascade of Flash-Decoding), so that no key or value is copied."""
     num_tokens, num_heads, head_dim = q.shape
@@ -86,10 +97,10 @@ def paged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPl
     for row in plan.rows:
         for run in row.context:
             readers[run].append(row)
-        merged.add(row.start, row.stop, *_own_attention(q[row.start : row.stop], k_pool, v_pool, row.own))
+        merged.add(row.start, row.stop, *_own_attention(q[row.start : row.stop], cache, row.own))
     for run, rows in readers.items():
         queries = [q[row.start : row.stop] for row in rows]
-        out, log_sum = _run_attention(torch.cat(queries) if len(rows) > 1 else queries[0], k_pool, v_pool, run)
+        out, log_sum = _run_attention(torch.cat(queries) if len(rows) > 1 else queries[0], cache, run)
         start = 0
         for row in rows:
             stop = start + row.stop - row.start
@@ -119,29 +130,29 @@ class _Merge:
         self.log_sum[start:stop] = total
 
 
-def _run_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+def _run_attention(q: Tensor, cache: LayerCache, run: Run) -> tuple[Tensor, Tensor]:
     """All of `q [tokens, heads, head_dim]` over one run. The query heads of a KV head are laid out as more tokens
     of it, so that its keys are read once."""
     num_tokens, num_heads, head_dim = q.shape
-    kv_heads = k_pool.shape[0]
+    kv_heads = cache.k.shape[0]
     grouped = q.view(num_tokens, kv_heads, -1, head_dim).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
     span = slice(run.first_slot, run.first_slot + run.num_tokens)
     out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        grouped, k_pool[None, :, span], v_pool[None, :, span]
+        grouped, cache.k[None, :, span], cache.v[None, :, span]
     )
     out = out.view(kv_heads, num_tokens, -1, head_dim).transpose(0, 1).reshape(num_tokens, num_heads, head_dim)
     return out, log_sum.view(kv_heads, num_tokens, -1).transpose(0, 1).reshape(num_tokens, num_heads)
 
 
-def _own_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, own: tuple[Run, ...]) -> tuple[Tensor, Tensor]:
+def _own_attention(q: Tensor, cache: LayerCache, own: tuple[Run, ...]) -> tuple[Tensor, Tensor]:
     """Causal attention of a row's new tokens to each other. A lone token takes the grouped form."""
     num_tokens, num_heads, head_dim = q.shape
     if num_tokens == 1:
-        return _run_attention(q, k_pool, v_pool, own[0])
-    num_groups = num_heads // k_pool.shape[0]
+        return _run_attention(q, cache, own[0])
+    num_groups = num_heads // cache.k.shape[0]
     keys, values = (
         gather_runs(pool, own)[:, None].expand(-1, num_groups, -1, -1).reshape(1, num_heads, num_tokens, head_dim)
-        for pool in (k_pool, v_pool)
+        for pool in (cache.k, cache.v)
     )
     out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q.transpose(0, 1).unsqueeze(0), keys, values, 0.0, True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -55,6 +56,11 @@ class Lane:
         self._held: list[Row] = []
         self._kept: dict[object, _Kept] = {}
         self._steps_since = dict.fromkeys(RowKind, 0)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Runs the model's batches; for measurements, and on the core's thread alone."""
+        return self._runner
 
     @property
     def has_work(self) -> bool:
@@ -274,7 +280,8 @@ class Lane:
             )
             for row in rows
         ]
-        for index, (row, sampled) in enumerate(zip(rows, sample(logits, requests), strict=True)):
+        sampled_rows = sample(logits, requests, self._runner.kernels.peak)
+        for index, (row, sampled) in enumerate(zip(rows, sampled_rows, strict=True)):
             self._take_sampled(row, sampled, logits[index])
 
     def _take_sampled(self, row: Row, sampled: Sampled, logits: torch.Tensor) -> None:
@@ -285,6 +292,8 @@ class Lane:
             row.logprobs.append(sampled.logprob)
         if row.phase is Phase.EXTEND:
             row.phase = Phase.DECODE
+            if row.first_token_at is None:
+                row.first_token_at = time.perf_counter()
             if row.params.max_new_tokens == 0 and row.gate is None:
                 self._finish(row, FinishReason.LENGTH)
                 return

@@ -49,10 +49,16 @@ class RowReply:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """All replies, query by query in the order of the prefixes, and what the round cost."""
+    """All replies, query by query in the order of the prefixes, and what the round cost.
+
+    `seconds` is `prefill_seconds` and `decode_seconds` together: until the last row has its first token, and the rest.
+    Where not all rows fit at once, earlier waves' decoding falls into the former.
+    """
 
     replies: tuple[RowReply, ...]
     seconds: float
+    prefill_seconds: float
+    decode_seconds: float
     prefill_tokens: int
     cached_tokens: int
     decode_tokens: int
@@ -80,9 +86,13 @@ async def run_round(
     for index in range(num_scattered):
         query, prefix = divmod(index, num_prefixes)
         replies.append(_reply(prefix, query, rows[index], results[index], gates[query], baselines))
+    ended = time.perf_counter()
+    prefilled = max((row.first_token_at for row in rows if row.first_token_at is not None), default=started)
     return RoundResult(
         replies=tuple(replies),
-        seconds=time.perf_counter() - started,
+        seconds=ended - started,
+        prefill_seconds=prefilled - started,
+        decode_seconds=ended - prefilled,
         prefill_tokens=sum(result.prefill_tokens for result in results),
         cached_tokens=sum(result.cached_tokens for result in results[:num_scattered]),
         decode_tokens=sum(result.decode_tokens for result in results),

@@ -64,6 +64,7 @@ class Row:
     `score_start`/`score_stop` are positions whose tokens' log-probabilities are wanted. `gate`, if given, is called
     with the row and its first logits when its suffix is computed, and must hand it back with `Lane.resume` or
     `Lane.retire`, then or later. With an `owner` (a session) the lane keeps the pages for it when the row ends well.
+    `first_token_at` is `time.perf_counter()` when its suffix was computed and its first token sampled.
     """
 
     kind: RowKind
@@ -89,6 +90,7 @@ class Row:
     prefill_tokens: int = 0
     cached_tokens: int = 0
     first_token_id: int = -1
+    first_token_at: float | None = None
     future: Future[RowResult] = field(default_factory=Future)
 
     def __post_init__(self) -> None:

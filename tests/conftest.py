@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from antiphon.kernels import native
+
 # pytest imports test files by path: helper modules that several of them share are found here.
 sys.path.insert(0, str(Path(__file__).parent / "engine"))
 
@@ -28,8 +30,13 @@ def one_thread_for_tiny_work(request: pytest.FixtureRequest) -> Generator[None]:
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    pool_before = native.num_threads() if native.available() is None else None
+    if pool_before is not None:
+        native.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+    if pool_before is not None:
+        native.set_num_threads(pool_before)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,36 +2,21 @@
 
 Round 1 prefills the shards in sub-batches and keeps their cache; every round then sends one suffix to all shards as one
 batch, decodes greedily with end tokens ignored, and crops the cache back to the shards. Prints one JSON object.
-Loading a GGUF file needs `accelerate`; weights are dequantised, so the products are dense ones in `--dtype`.
+Takes a folder (hf_folder.py) or a GGUF file, which needs `accelerate` and is dequantised: dense products in `--dtype`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import resource
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from peer_rounds import PeerRound, Work, peer_parser, peer_round, print_result
 from transformers import AutoModelForCausalLM, DynamicCache, GgufConfig
-
-
-@dataclass(frozen=True)
-class PeerRound:
-    """One round's times and counts. Prefill takes in the suffix and gives the first new token; steps give the rest."""
-
-    seconds: float
-    prefill_seconds: float
-    prefill_tokens: int
-    prefill_tokens_per_second: float
-    decode_seconds: float
-    decode_tokens: int
-    decode_tokens_per_second: float
 
 
 def main() -> int:
@@ -39,26 +24,23 @@ def main() -> int:
     arguments = _arguments()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    work = json.loads(arguments.tokens.read_text())
+    work = Work.read(arguments.tokens)
     start = time.perf_counter()
     model = load_model(arguments.model, getattr(torch, arguments.dtype))
     load_seconds = time.perf_counter() - start
-    prefixes = torch.tensor(work["prefixes"])
+    prefixes = torch.tensor(work.prefixes)
     with torch.inference_mode():
         model(prefixes[:1, :64], logits_to_keep=1)
-        rounds, replies = run_rounds(model, prefixes, work["suffixes"], work["new_tokens"], arguments.prefill_tokens)
-    result = {
+        rounds, replies = run_rounds(model, prefixes, work.suffixes, work.new_tokens, arguments.prefill_tokens)
+    about = {
         "engine": f"transformers {transformers.__version__}",
         "torch": torch.__version__,
         "dtype": arguments.dtype,
         "attention": model.config._attn_implementation,
         "threads": torch.get_num_threads(),
         "load_seconds": load_seconds,
-        "rounds": [asdict(round_) for round_ in rounds],
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        "replies": replies,
     }
-    print(json.dumps(result))
+    print_result(about, rounds, replies)
     return 0
 
 
@@ -100,7 +82,7 @@ def run_rounds(
         end = time.perf_counter()
         cache.crop(num_prefix_tokens - cache.get_seq_length())
         num_prefill = num_read_tokens + batch.numel()
-        rounds.append(_round(start, after_prefill, end, num_prefill, num_shards * (num_new_tokens - 1)))
+        rounds.append(peer_round(start, after_prefill, end, num_prefill, num_shards * (num_new_tokens - 1)))
         replies.append(torch.cat(taken, dim=1).tolist())
         num_read_tokens, start = 0, time.perf_counter()
     return rounds, replies
@@ -124,25 +106,8 @@ def read_shards(model: Any, prefixes: torch.Tensor, num_rows: int) -> DynamicCac
     return joined
 
 
-def _round(start: float, after_prefill: float, end: float, num_prefill: int, num_decode: int) -> PeerRound:
-    prefill_seconds, decode_seconds = after_prefill - start, end - after_prefill
-    return PeerRound(
-        seconds=end - start,
-        prefill_seconds=prefill_seconds,
-        prefill_tokens=num_prefill,
-        prefill_tokens_per_second=num_prefill / prefill_seconds,
-        decode_seconds=decode_seconds,
-        decode_tokens=num_decode,
-        decode_tokens_per_second=num_decode / decode_seconds if num_decode else 0.0,
-    )
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a .gguf file or a safetensors folder")
-    parser.add_argument("--tokens", type=Path, required=True, help="JSON: prefixes, suffixes, new_tokens")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=None)
+    parser = peer_parser(__doc__, ("float32", "bfloat16"), "a .gguf file or a safetensors folder")
     parser.add_argument("--prefill-tokens", type=int, default=4096, help="most tokens of a sub-batch in the reading")
     return parser.parse_args()
 

@@ -4,23 +4,21 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/bfloat16.h"
+#include "cpu/pool.h"
 #include "cpu/workspace.h"
 
 namespace antiphon::cpu {
 namespace {
 
-constexpr std::ptrdiff_t kChunkBytes = 6 << 20;  // packed x of one chunk: stays in a third-level cache
-constexpr std::ptrdiff_t kCacheRows = 144;              // rows whose block of x (144 KiB) stays in a second-level cache
-constexpr std::ptrdiff_t kPanelsPerTask = 8;            // 8 panel blocks (128 KiB) stay there beside it
+constexpr std::ptrdiff_t kChunkBytes = 6 << 20;   // packed x of one chunk: stays in a third-level cache
+constexpr std::ptrdiff_t kCacheRows = 144;        // rows whose block of x (144 KiB) stays in a second-level cache
+constexpr std::ptrdiff_t kMaxTaskPanels = 8;      // 8 panel blocks (128 KiB) stay there beside it
+constexpr std::ptrdiff_t kTasksPerThread = 4;     // at least, where there is that much: the last ones end together
+constexpr std::ptrdiff_t kStreamedPanels = 4;     // panels of a task that has few rows
+constexpr std::ptrdiff_t kPackedRowBlocks = 4;    // row blocks of x that one task packs
 
 std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
-
-std::uint16_t round_to_bfloat16(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
 
 // Where column `column` of a panel stands in a line of bfloat16.
 std::ptrdiff_t bfloat16_place(std::ptrdiff_t column) {
@@ -51,6 +49,7 @@ struct Call {
   const TileTable& tiles;
   const PackedWeight& weight;
   const float* bias;
+  const float* residual;
   float* y;
 
   std::ptrdiff_t num_panels() const { return ceil_div(weight.num_columns, kPanelColumns); }
@@ -71,11 +70,14 @@ struct Call {
     tile.a_row_stride = weight.num_k;
     tile.b = panel_block(panel, block);
     tile.num_k = block_k(block);
-    tile.c = y + row * weight.num_columns + panel * kPanelColumns;
+    const std::ptrdiff_t first = row * weight.num_columns + panel * kPanelColumns;
+    const bool is_last = block + 1 == num_blocks();
+    tile.c = y + first;
     tile.c_row_stride = weight.num_columns;
     tile.num_columns = std::min(kPanelColumns, weight.num_columns - panel * kPanelColumns);
     tile.accumulate = block > 0;
-    tile.bias = bias != nullptr && block + 1 == num_blocks() ? bias + panel * kPanelColumns : nullptr;
+    tile.bias = bias != nullptr && is_last ? bias + panel * kPanelColumns : nullptr;
+    tile.residual = residual != nullptr && is_last ? residual + first : nullptr;
     tile.prefetch = prefetch;
     tile.prefetch_bytes = prefetch_bytes;
     tiles.functions[static_cast<int>(weight.storage)][packed][rows - 1](tile);
@@ -83,15 +85,17 @@ struct Call {
 };
 
 // Few rows: x is read where it lies, and each thread streams whole panels from memory, once.
-void linear_few_rows(const Call& call, const float* x, std::ptrdiff_t num_rows, int num_threads) {
+void linear_few_rows(const Call& call, const float* x, std::ptrdiff_t num_rows) {
   const std::ptrdiff_t num_panels = call.num_panels();
   const std::ptrdiff_t num_blocks = call.num_blocks();
-#pragma omp parallel for schedule(dynamic, 4) num_threads(num_threads)
-  for (std::ptrdiff_t panel = 0; panel < num_panels; ++panel) {
-    for (std::ptrdiff_t block = 0; block < num_blocks; ++block) {
-      call.run(x + block * kBlockK, false, 0, num_rows, panel, block, nullptr, 0);
+  parallel_for(ceil_div(num_panels, kStreamedPanels), [&](std::ptrdiff_t task, int) {
+    const std::ptrdiff_t end_panel = std::min(num_panels, (task + 1) * kStreamedPanels);
+    for (std::ptrdiff_t panel = task * kStreamedPanels; panel < end_panel; ++panel) {
+      for (std::ptrdiff_t block = 0; block < num_blocks; ++block) {
+        call.run(x + block * kBlockK, false, 0, num_rows, panel, block, nullptr, 0);
+      }
     }
-  }
+  });
 }
 
 // x of one chunk, packed so that it is read in one direction: [blocks of k][row blocks][k of the block][rows of it].
@@ -99,8 +103,9 @@ struct PackedChunk {
   float* data;
   std::ptrdiff_t num_rows;
   std::ptrdiff_t num_k;
+  std::ptrdiff_t tile_rows;
 
-  std::ptrdiff_t rows_at(std::ptrdiff_t row) const { return std::min(kMaxTileRows, num_rows - row); }
+  std::ptrdiff_t rows_at(std::ptrdiff_t row) const { return std::min(tile_rows, num_rows - row); }
 
   float* at(std::ptrdiff_t row, std::ptrdiff_t block) const {
     const std::ptrdiff_t first_k = block * kBlockK;
@@ -120,74 +125,82 @@ struct PackedChunk {
   }
 };
 
-// One task of many rows: some panels x all rows of the chunk. Loops, outermost first: rows that fit the second-level
-// cache, blocks of k, panels (their block in the first-level cache), row blocks.
-void run_panels(const Call& call, const PackedChunk& chunk, std::ptrdiff_t first_row, std::ptrdiff_t first_panel,
-                std::ptrdiff_t end_panel) {
-  for (std::ptrdiff_t cached = 0; cached < chunk.num_rows; cached += kCacheRows) {
-    const std::ptrdiff_t end_row = std::min(chunk.num_rows, cached + kCacheRows);
-    const std::ptrdiff_t num_row_blocks = ceil_div(end_row - cached, kMaxTileRows);
-    for (std::ptrdiff_t block = 0; block < call.num_blocks(); ++block) {
-      const std::ptrdiff_t block_bytes = call.block_k(block) * kPanelColumns * call.bytes();
-      const std::ptrdiff_t share = ceil_div(ceil_div(block_bytes, num_row_blocks), 128) * 128;
-      for (std::ptrdiff_t panel = first_panel; panel < end_panel; ++panel) {
-        const char* next = panel + 1 < end_panel ? call.panel_block(panel + 1, block) : nullptr;
-        for (std::ptrdiff_t row = cached; row < end_row; row += kMaxTileRows) {
-          call.run(chunk.at(row, block), true, first_row + row, chunk.rows_at(row), panel, block, next,
-                   next != nullptr ? share : 0);
-          if (next != nullptr) next += share;
-        }
+// One task of many rows: rows that fit the second-level cache x some panels. Loops, outermost first: blocks of k, panels
+// (their block in the first-level cache), row blocks. Chunk rows [begin_row, end_row) x panels [begin_panel, end_panel).
+struct TaskRange {
+  std::ptrdiff_t begin_row, end_row, begin_panel, end_panel;
+};
+
+void run_range(const Call& call, const PackedChunk& chunk, std::ptrdiff_t first_row, const TaskRange& range) {
+  const std::ptrdiff_t num_row_blocks = ceil_div(range.end_row - range.begin_row, chunk.tile_rows);
+  for (std::ptrdiff_t block = 0; block < call.num_blocks(); ++block) {
+    const std::ptrdiff_t block_bytes = call.block_k(block) * kPanelColumns * call.bytes();
+    const std::ptrdiff_t share = ceil_div(ceil_div(block_bytes, num_row_blocks), 128) * 128;
+    for (std::ptrdiff_t panel = range.begin_panel; panel < range.end_panel; ++panel) {
+      const char* next = panel + 1 < range.end_panel ? call.panel_block(panel + 1, block) : nullptr;
+      for (std::ptrdiff_t row = range.begin_row; row < range.end_row; row += chunk.tile_rows) {
+        call.run(chunk.at(row, block), true, first_row + row, chunk.rows_at(row), panel, block, next,
+                 next != nullptr ? share : 0);
+        if (next != nullptr) next += share;
       }
     }
   }
 }
 
-void linear_many_rows(const Call& call, const float* x, std::ptrdiff_t num_rows, int num_threads) {
+void linear_chunk(const Call& call, const PackedChunk& chunk, const float* x, std::ptrdiff_t first_row) {
+  const std::ptrdiff_t num_row_blocks = ceil_div(chunk.num_rows, chunk.tile_rows);
+  parallel_for(ceil_div(num_row_blocks, kPackedRowBlocks), [&](std::ptrdiff_t task, int) {
+    const std::ptrdiff_t end_block = std::min(num_row_blocks, (task + 1) * kPackedRowBlocks);
+    for (std::ptrdiff_t row_block = task * kPackedRowBlocks; row_block < end_block; ++row_block) {
+      chunk.pack(x + first_row * chunk.num_k, row_block * chunk.tile_rows);
+    }
+  });
+  const std::ptrdiff_t num_panels = call.num_panels();
+  const std::ptrdiff_t num_spans = ceil_div(chunk.num_rows, kCacheRows);
+  const std::ptrdiff_t enough = ceil_div(num_panels * num_spans, kTasksPerThread * num_threads());
+  const std::ptrdiff_t task_panels = std::min(kMaxTaskPanels, enough);
+  // Neighbouring tasks have the same panels: the threads then read them from memory once.
+  parallel_for(num_spans * ceil_div(num_panels, task_panels), [&](std::ptrdiff_t task, int) {
+    TaskRange range;
+    range.begin_row = task % num_spans * kCacheRows;
+    range.end_row = std::min(chunk.num_rows, range.begin_row + kCacheRows);
+    range.begin_panel = task / num_spans * task_panels;
+    range.end_panel = std::min(num_panels, range.begin_panel + task_panels);
+    run_range(call, chunk, first_row, range);
+  });
+}
+
+void linear_many_rows(const Call& call, const float* x, std::ptrdiff_t num_rows) {
   const std::ptrdiff_t num_k = call.weight.num_k;
   const std::ptrdiff_t fitting = kChunkBytes / (4 * num_k) / kCacheRows * kCacheRows;
   const std::ptrdiff_t chunk_rows = std::min(num_rows, std::max(kCacheRows, fitting));
-  const std::ptrdiff_t num_panels = call.num_panels();
-  const std::ptrdiff_t num_tasks = ceil_div(num_panels, kPanelsPerTask);
   thread_local Workspace workspace;
   float* packed = workspace.at_least<float>(chunk_rows * num_k);
-#pragma omp parallel num_threads(num_threads)
   for (std::ptrdiff_t first_row = 0; first_row < num_rows; first_row += chunk_rows) {
-    const PackedChunk chunk{packed, std::min(chunk_rows, num_rows - first_row), num_k};
-    const std::ptrdiff_t num_row_blocks = ceil_div(chunk.num_rows, kMaxTileRows);
-    if (first_row > 0) {
-#pragma omp barrier  // the last chunk is still being read until every thread is here
-    }
-#pragma omp for schedule(dynamic, 4)
-    for (std::ptrdiff_t row_block = 0; row_block < num_row_blocks; ++row_block) {
-      chunk.pack(x + first_row * num_k, row_block * kMaxTileRows);
-    }
-#pragma omp for schedule(dynamic, 1) nowait
-    for (std::ptrdiff_t task = 0; task < num_tasks; ++task) {
-      const std::ptrdiff_t first_panel = task * kPanelsPerTask;
-      run_panels(call, chunk, first_row, first_panel, std::min(num_panels, first_panel + kPanelsPerTask));
-    }
+    const std::ptrdiff_t rows = std::min(chunk_rows, num_rows - first_row);
+    linear_chunk(call, PackedChunk{packed, rows, num_k, call.tiles.max_rows}, x, first_row);
   }
 }
 
 }  // namespace
 
 void pack_rows(const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
-               Storage storage, void* packed, int num_threads) {
+               Storage storage, void* packed) {
   const std::ptrdiff_t panel_bytes = kPanelColumns * num_k * static_cast<std::ptrdiff_t>(element_bytes(storage));
-#pragma omp parallel for schedule(static) num_threads(num_threads)
-  for (std::ptrdiff_t row = 0; row < num_rows; row += kPanelColumns) {
+  parallel_for(ceil_div(num_rows, kPanelColumns), [&](std::ptrdiff_t task, int) {
+    const std::ptrdiff_t row = task * kPanelColumns;
     char* panel = static_cast<char*>(packed) + (first_row + row) / kPanelColumns * panel_bytes;
     pack_panel(rows + row * num_k, std::min(kPanelColumns, num_rows - row), num_k, storage, panel);
-  }
+  });
 }
 
-void linear(const TileTable& tiles, const PackedWeight& weight, const float* bias, const float* x,
-            std::ptrdiff_t num_rows, float* y, int num_threads) {
-  const Call call{tiles, weight, bias, y};
-  if (num_rows <= kMaxTileRows) {
-    if (num_rows > 0) linear_few_rows(call, x, num_rows, num_threads);
+void linear(const TileTable& tiles, const PackedWeight& weight, const float* bias, const float* residual,
+            const float* x, std::ptrdiff_t num_rows, float* y) {
+  const Call call{tiles, weight, bias, residual, y};
+  if (num_rows <= tiles.max_rows) {
+    if (num_rows > 0) linear_few_rows(call, x, num_rows);
   } else {
-    linear_many_rows(call, x, num_rows, num_threads);
+    linear_many_rows(call, x, num_rows);
   }
 }
 

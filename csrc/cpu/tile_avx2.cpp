@@ -29,28 +29,37 @@ ANTIPHON_AVX2 __attribute__((always_inline)) inline void multiply_add(__m256& su
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(line));
 }
 
+// sums += values[0, num_columns), of which none past the end is read.
+ANTIPHON_AVX2 __attribute__((always_inline)) inline void add_columns(const float* values, std::ptrdiff_t num_columns,
+                                                                      __m256& low, __m256& high) {
+  alignas(32) float padded[kPanelColumns] = {};
+  if (num_columns < kPanelColumns) {
+    std::memcpy(padded, values, sizeof(float) * static_cast<std::size_t>(num_columns));
+    values = padded;
+  }
+  low = _mm256_add_ps(low, _mm256_loadu_ps(values));
+  high = _mm256_add_ps(high, _mm256_loadu_ps(values + 8));
+}
+
 template <int kRows>
 ANTIPHON_AVX2 __attribute__((always_inline)) inline void store(const Tile& tile, const __m256 (&sums)[kRows][2]) {
-  const bool whole = tile.num_columns == kPanelColumns;
-  alignas(32) float padded[kPanelColumns];
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
     float* c = tile.c + row * tile.c_row_stride;
-    const std::size_t bytes = sizeof(float) * static_cast<std::size_t>(tile.num_columns);
-    float* target = whole ? c : padded;
     __m256 low = sums[row][0];
     __m256 high = sums[row][1];
-    if (tile.accumulate) {
-      if (!whole) std::memcpy(padded, c, bytes);
-      low = _mm256_add_ps(_mm256_loadu_ps(target), low);
-      high = _mm256_add_ps(_mm256_loadu_ps(target + 8), high);
+    if (tile.accumulate) add_columns(c, tile.num_columns, low, high);
+    if (tile.bias != nullptr) add_columns(tile.bias, tile.num_columns, low, high);
+    if (tile.residual != nullptr) add_columns(tile.residual + row * tile.c_row_stride, tile.num_columns, low, high);
+    if (tile.num_columns == kPanelColumns) {
+      _mm256_storeu_ps(c, low);
+      _mm256_storeu_ps(c + 8, high);
+    } else {
+      alignas(32) float padded[kPanelColumns];
+      _mm256_store_ps(padded, low);
+      _mm256_store_ps(padded + 8, high);
+      std::memcpy(c, padded, sizeof(float) * static_cast<std::size_t>(tile.num_columns));
     }
-    _mm256_storeu_ps(target, low);
-    _mm256_storeu_ps(target + 8, high);
-    if (tile.bias != nullptr) {
-      for (std::ptrdiff_t column = 0; column < tile.num_columns; ++column) target[column] += tile.bias[column];
-    }
-    if (!whole) std::memcpy(c, padded, bytes);
   }
 }
 
@@ -108,7 +117,7 @@ ANTIPHON_AVX2 void run_tile(const Tile& tile) {
 
 }  // namespace
 
-const TileTable kAvx2Tiles = {{
+const TileTable kAvx2Tiles = {6, {
     {ANTIPHON_ROWS(Storage::kFloat32, false), ANTIPHON_ROWS(Storage::kFloat32, true)},
     {ANTIPHON_ROWS(Storage::kBfloat16, false), ANTIPHON_ROWS(Storage::kBfloat16, true)},
 }};

@@ -38,8 +38,10 @@ void run_tile(const Tile& tile) {
   for (int row = 0; row < kRows; ++row) {
     float* c = tile.c + row * tile.c_row_stride;
     for (std::ptrdiff_t column = 0; column < tile.num_columns; ++column) {
-      const float sum = tile.accumulate ? c[column] + sums[row][column] : sums[row][column];
-      c[column] = tile.bias != nullptr ? sum + tile.bias[column] : sum;
+      float sum = tile.accumulate ? c[column] + sums[row][column] : sums[row][column];
+      if (tile.bias != nullptr) sum += tile.bias[column];
+      if (tile.residual != nullptr) sum += tile.residual[row * tile.c_row_stride + column];
+      c[column] = sum;
     }
   }
 }
@@ -52,7 +54,7 @@ void run_tile(const Tile& tile) {
 
 }  // namespace
 
-const TileTable kPortableTiles = {{
+const TileTable kPortableTiles = {6, {
     {ANTIPHON_ROWS(Storage::kFloat32, false), ANTIPHON_ROWS(Storage::kFloat32, true)},
     {ANTIPHON_ROWS(Storage::kBfloat16, false), ANTIPHON_ROWS(Storage::kBfloat16, true)},
 }};

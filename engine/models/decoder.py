@@ -38,10 +38,21 @@ class Decoder:
         dtype: torch.dtype,
         weight_dtype: torch.dtype | None = None,
     ) -> Decoder:
-        """Reads and packs tensor by tensor; raises `ModelError` on a missing, misshapen or unused tensor."""
-        weights = WeightReader(checkpoint, dtype, weight_dtype or dtype)
+        """Reads and packs tensor by tensor; raises `ModelError` on a missing, misshapen or unused tensor.
+
+        `dtype` is that of the activations. With `weight_dtype` int8 the embedding, which is only looked up, is kept in
+        bfloat16.
+        """
+        weight_dtype = weight_dtype or dtype
+        weights = WeightReader(checkpoint, dtype, weight_dtype)
         embedding = weights.take(_EMBEDDING, config.vocab_size, config.hidden_size)
-        head = kernels.linear(_head_weight(config, weights, embedding), None)
+        head = None
+        if config.tie_word_embeddings:  # packed from all that the file has of it, before it is narrowed
+            _check_tied_head(config, weights, embedding)
+            head = kernels.linear(embedding, None)
+        embedding = embedding.to(_embedding_dtype(weight_dtype))
+        if head is None:
+            head = kernels.linear(weights.take(_HEAD, config.vocab_size, config.hidden_size), None)
         layers = tuple(DecoderLayer.load(config, kernels, weights, layer) for layer in range(config.num_layers))
         norm = weights.take("model.norm.weight", config.hidden_size)
         weights.finish()
@@ -55,27 +66,39 @@ class Decoder:
         for layer in self.layers:
             linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
             norms += [layer.input_norm, layer.post_norm]
+            norms += [norm for norm in (layer.attention.q_norm, layer.attention.k_norm) if norm is not None]
         return self.embedding.nbytes + sum(part.num_bytes for part in linears) + sum(norm.nbytes for norm in norms)
 
     def forward(self, token_ids: Tensor, step: StepInputs) -> Tensor:
         """`token_ids [tokens]` → last hidden states after the norm, `[tokens, hidden]`; fills the step's pages."""
-        x = self.embedding[token_ids].to(self.dtype)
+        x = self.kernels.embedding(self.embedding, token_ids, self.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, step, index)
         return self.kernels.rms_norm(x, self.norm, self.config.rms_norm_eps)
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that a model's weights will take, known before anything is loaded (norms, biases and the head's rows, which
-    kernels fill up to panels of 16, are rounded up)."""
-    parameters = config.num_linear_parameters + 2 * config.num_head_parameters + 16 * config.hidden_size
-    return parameters * dtype.itemsize + config.num_layers * 8 * config.hidden_size * dtype.itemsize
+    """Bytes that a model's weights will take with its matrices in `dtype`, known before anything is loaded (norms,
+    biases and the head's rows, which kernels fill up to panels of 16, are rounded up; with int8 a form may keep a sum
+    for each output beside its scale)."""
+    embedding = config.num_head_parameters * _embedding_dtype(dtype).itemsize
+    vectors = config.num_layers * 8 * config.hidden_size * 4
+    sums = 4 * (config.num_linear_outputs + config.vocab_size + 32) if dtype == torch.int8 else 0
+    return matrix_bytes(config, dtype) + embedding + sums + 16 * config.hidden_size * dtype.itemsize + vectors
 
 
-def _head_weight(config: ModelConfig, weights: WeightReader, embedding: Tensor) -> Tensor:
-    """The head's weight: its own where untied, the embedding where tied (a copy beside it must then be equal)."""
-    if not config.tie_word_embeddings:
-        return weights.take(_HEAD, config.vocab_size, config.hidden_size)
+def matrix_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all that one pass multiplies with, head included: the matrices in `dtype`, with int8 a float32 scale
+    for each of their outputs."""
+    scales = config.num_linear_outputs + config.vocab_size if dtype == torch.int8 else 0
+    return (config.num_linear_parameters + config.num_head_parameters) * dtype.itemsize + 4 * scales
+
+
+def _embedding_dtype(weight_dtype: torch.dtype) -> torch.dtype:
+    return torch.bfloat16 if weight_dtype == torch.int8 else weight_dtype
+
+
+def _check_tied_head(config: ModelConfig, weights: WeightReader, embedding: Tensor) -> None:
+    """Where a checkpoint has a copy of the embedding as its head, the two must be equal."""
     if weights.has(_HEAD) and not torch.equal(weights.take(_HEAD, config.vocab_size, config.hidden_size), embedding):
         raise ModelError(f"weights: the config ties the head to the embedding, but {_HEAD} differs from it")
-    return embedding

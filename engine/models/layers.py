@@ -10,7 +10,8 @@ from torch import Tensor
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.models.weights import WeightReader
 from antiphon.engine.pages import KVCache
-from antiphon.kernels.ops import AttentionPlan, KernelSet, PackedLinear
+from antiphon.kernels.attention_plan import AttentionPlan
+from antiphon.kernels.ops import KernelSet, PackedLinear
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ class Attention:
             weights.take(f"{name}.k_norm.weight", config.head_dim) if config.qk_norm else None,
         )
 
-    def __call__(self, x: Tensor, step: StepInputs, layer: int) -> Tensor:
-        """`x [tokens, hidden]` → `[tokens, hidden]`; stores this layer's keys and values."""
+    def __call__(self, x: Tensor, step: StepInputs, layer: int, residual: Tensor) -> Tensor:
+        """`x [tokens, hidden]` → `residual` plus its attention, `[tokens, hidden]`; stores this layer's keys and
+        values."""
         config, kernels = self.config, self.kernels
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q, k, v = (
@@ -85,9 +87,9 @@ class Attention:
         if self.q_norm is not None and self.k_norm is not None:
             q = kernels.rms_norm(q, self.q_norm, config.rms_norm_eps)
             k = kernels.rms_norm(k, self.k_norm, config.rms_norm_eps)
-        k_pool, v_pool = step.cache.k[layer], step.cache.v[layer]
-        q = kernels.rotary_and_store(q, k, v, step.cos, step.sin, k_pool, v_pool, step.slots)
-        return self.out(kernels.paged_attention(q, k_pool, v_pool, step.plan))
+        cache = step.cache.layer(layer)
+        q = kernels.rotary_and_store(q, k, v, step.cos, step.sin, cache, step.slots)
+        return self.out(kernels.paged_attention(q, cache, step.plan), residual)
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,9 @@ class GatedMlp:
         down = weights.take(f"{name}.down_proj.weight", hidden, size)
         return GatedMlp(kernels, kernels.linear(gate_up, None), kernels.linear(down, None))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x [tokens, hidden]` → `[tokens, hidden]`."""
-        return self.down(self.kernels.silu_and_mul(self.gate_up(x)))
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`x [tokens, hidden]` → `residual` plus its MLP, `[tokens, hidden]`."""
+        return self.down(self.kernels.silu_and_mul(self.gate_up(x)), residual)
 
 
 @dataclass(frozen=True)
@@ -137,5 +139,5 @@ class DecoderLayer:
 
     def __call__(self, x: Tensor, step: StepInputs, layer: int) -> Tensor:
         """`x [tokens, hidden]` → `[tokens, hidden]`."""
-        x = x + self.attention(self.kernels.rms_norm(x, self.input_norm, self.eps), step, layer)
-        return x + self.mlp(self.kernels.rms_norm(x, self.post_norm, self.eps))
+        x = self.attention(self.kernels.rms_norm(x, self.input_norm, self.eps), step, layer, residual=x)
+        return self.mlp(self.kernels.rms_norm(x, self.post_norm, self.eps), residual=x)

@@ -13,7 +13,11 @@ _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class WeightReader:
-    """Reads each tensor once, checks its shape, and remembers which were taken."""
+    """Reads each tensor once, checks its shape, and remembers which were taken.
+
+    `dtype` is that of vectors, `weight_dtype` that of matrices. Where it is int8, a matrix comes in float32 or
+    bfloat16, whichever loses nothing of the file: its kernel quantises it.
+    """
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
@@ -26,14 +30,19 @@ class WeightReader:
         return name in self._unused
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A matrix in the weight dtype, a vector in the compute dtype; `ModelError` if it is missing or misshapen."""
+        """A matrix or a vector; `ModelError` if it is missing or misshapen."""
         if name not in self._unused:
             raise ModelError(f"weights: tensor {name} is missing from the checkpoint")
         found = self._checkpoint.shape(name)
         if tuple(found) != shape:
             raise ModelError(f"weights: tensor {name} has shape {list(found)}, the config asks for {list(shape)}")
         self._unused.remove(name)
-        return self._checkpoint.read(name).to(self._weight_dtype if len(shape) > 1 else self._dtype)
+        tensor = self._checkpoint.read(name)
+        if len(shape) == 1:
+            return tensor.to(self._dtype)
+        if self._weight_dtype == torch.int8:
+            return tensor.float() if tensor.dtype == torch.float16 else tensor
+        return tensor.to(self._weight_dtype)
 
     def finish(self) -> None:
         """Raises `ModelError` where the checkpoint has tensors that the model did not take."""

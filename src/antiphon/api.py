@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from antiphon.assembly import Assembly, EngineOptions, assemble
+from antiphon.assembly import Assembly, EngineOptions, WrapKernels, assemble
 from antiphon.corpus import Corpus, read_corpus
 from antiphon.document import Document
 from antiphon.engine.errors import AntiphonError
@@ -27,16 +27,23 @@ T = TypeVar("T")
 class Engine:
     """Two models, one budget, one core. `async with Engine(options) as engine:` loads, runs and closes it.
 
-    With `worker_only` no driver is loaded: the worker plays both roles (rounds without a method).
+    With `worker_only` no driver is loaded: the worker plays both roles (rounds without a method). `wrap_kernels` may
+    put something around the chosen kernels: timers, for a profile.
     """
 
     def __init__(
-        self, options: EngineOptions | None = None, on_event: EventSink = ignore_event, *, worker_only: bool = False
+        self,
+        options: EngineOptions | None = None,
+        on_event: EventSink = ignore_event,
+        *,
+        worker_only: bool = False,
+        wrap_kernels: WrapKernels | None = None,
     ) -> None:
         self.options = options or EngineOptions()
         self.load_seconds = 0.0
         self._on_event = on_event
         self._roles = 1 if worker_only else 2
+        self._wrap_kernels = wrap_kernels
         self._assembly: Assembly | None = None
 
     async def __aenter__(self) -> Engine:
@@ -46,7 +53,9 @@ class Engine:
             loop.call_soon_threadsafe(self._on_event, ModelLoaded(role, name, seconds))
 
         started = time.perf_counter()
-        self._assembly = await asyncio.to_thread(assemble, self.options, loaded, roles=self._roles)
+        self._assembly = await asyncio.to_thread(
+            assemble, self.options, loaded, roles=self._roles, wrap_kernels=self._wrap_kernels
+        )
         self.load_seconds = time.perf_counter() - started
         return self
 

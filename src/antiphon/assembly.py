@@ -14,40 +14,43 @@ from antiphon.engine.grammar import GrammarCompiler
 from antiphon.engine.ledger import Ledger
 from antiphon.engine.model_source import ModelSource, resolve_model
 from antiphon.engine.models.decoder import Decoder
-from antiphon.engine.pages import KVCache, PagePool
+from antiphon.engine.pages import PAGE_TOKENS, KVCache, PagePool
 from antiphon.engine.prefix_store import PrefixStore
 from antiphon.engine.runner import ModelRunner
 from antiphon.kernels import native
-from antiphon.kernels.ops import KernelContext
+from antiphon.kernels.ops import KernelContext, KernelSet
 from antiphon.kernels.registry import choose_kernels
-from antiphon.kernels.torch_cpu import bf16_is_fast
 from antiphon.loaded_model import LoadedModel
-from antiphon.memory_plan import Precision, new_ledger, plan_memory
+from antiphon.memory_plan import new_ledger, plan_memory
+from antiphon.precision import Precision, choose_precision
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.core import Core
 from antiphon.scheduler.lane import Lane
 
-DTYPES = ("auto", "float32", "bfloat16")
+WrapKernels = Callable[[KernelSet], KernelSet]
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is made of. `memory_bytes` is the whole budget (None: what is free); `step_tokens` bounds one
-    batch; what `dtype` means is said by `precision`."""
+    """What an engine is made of. `threads` is the process's number of threads of computation (None: the native
+    kernels' own, the physical cores unless set before); `memory_bytes` is the whole budget (None: what is free);
+    `step_tokens` bounds one batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by
+    `choose_precision`."""
 
     worker: str = "qwen2.5-coder-0.5b"
     driver: str = "qwen2.5-coder-1.5b"
     worker_revision: str | None = None
     driver_revision: str | None = None
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     threads: int | None = None
     memory_bytes: int | None = None
     step_tokens: int = 1024
     debug: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype {self.dtype!r} is unknown, known are {', '.join(DTYPES)}")
+        choose_precision(self.dtype, self.quantization, self.kv_cache_dtype)  # refuses what cannot be served
         if self.threads is not None and self.threads < 1:
             raise InputError(f"threads must be at least 1, got {self.threads}")
         if self.memory_bytes is not None and self.memory_bytes < 1:
@@ -57,11 +60,8 @@ class EngineOptions:
 
     @property
     def precision(self) -> Precision:
-        """`float32` is float32 throughout. `bfloat16` (and `auto`, where a kernel serves it) has the matrices in
-        bfloat16; activations are bfloat16 where the processor multiplies it, else float32."""
-        if self.dtype == "float32" or (self.dtype == "auto" and not bf16_is_fast() and native.available() is not None):
-            return Precision(torch.float32, torch.float32)
-        return Precision(torch.bfloat16 if bf16_is_fast() else torch.float32, torch.bfloat16)
+        """What activations, matrices, and keys and values are kept in."""
+        return choose_precision(self.dtype, self.quantization, self.kv_cache_dtype)
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,16 @@ class Assembly:
     ledger: Ledger
 
 
-def assemble(options: EngineOptions, on_loaded: Callable[[str, str, float], None], *, roles: int = 2) -> Assembly:
+def assemble(
+    options: EngineOptions,
+    on_loaded: Callable[[str, str, float], None],
+    *,
+    roles: int = 2,
+    wrap_kernels: WrapKernels | None = None,
+) -> Assembly:
     """Loads what `options` names and starts the core. `on_loaded(role, name, seconds)` is called after each model.
-    With `roles` 1 only the worker is loaded and plays both."""
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    With `roles` 1 only the worker is loaded and plays both. `wrap_kernels` may put something around the kernels."""
+    set_threads(options.threads)
     worker_source = resolve_model(options.worker, revision=options.worker_revision)
     driver_source = worker_source
     if roles == 2:
@@ -92,13 +97,23 @@ def assemble(options: EngineOptions, on_loaded: Callable[[str, str, float], None
         options.precision,
         options.step_tokens,
     )
-    parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded)}
+    parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded, wrap_kernels)}
     if not shared:
-        parts["driver"] = _load("driver", driver_source, plan.driver_pages, options, on_loaded)
+        parts["driver"] = _load("driver", driver_source, plan.driver_pages, options, on_loaded, wrap_kernels)
     core = Core({role: part.lane for role, part in parts.items()})
     models = {role: part.model(core) for role, part in parts.items()}
     core.start()
     return Assembly(core, models["worker"], models.get("driver", models["worker"]), ledger)
+
+
+def set_threads(threads: int | None) -> None:
+    """Gives the native kernels' pool and torch `threads` threads; None leaves the pool's and gives torch as many."""
+    if native.available() is None:
+        if threads is not None:
+            native.set_num_threads(threads)
+        threads = native.num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,7 @@ class _Part:
     def model(self, core: Core) -> LoadedModel:
         tokenizer = self.source.tokenizer()
         compiler = GrammarCompiler(tokenizer, min(tokenizer.vocab_size, self.source.config.vocab_size))
-        capacity = self.lane.store.pool.num_pages * 64
+        capacity = self.lane.store.pool.num_pages * PAGE_TOKENS
         return LoadedModel(
             name=self.source.name,
             config=self.source.config,
@@ -122,7 +137,7 @@ class _Part:
             client=LaneClient(core, self.lane, compiler),
             max_context_tokens=min(self.source.config.max_position, capacity),
             weight_bytes=self.decoder.num_bytes,
-            pool_bytes=self.cache.k.nbytes + self.cache.v.nbytes,
+            pool_bytes=self.cache.num_bytes,
         )
 
 
@@ -132,14 +147,19 @@ def _load(
     num_pages: int,
     options: EngineOptions,
     on_loaded: Callable[[str, str, float], None],
+    wrap_kernels: WrapKernels | None,
 ) -> _Part:
     started = time.perf_counter()
-    dtype, weight_dtype = options.precision.activations, options.precision.weights
-    kernels = choose_kernels(KernelContext("cpu", dtype, weight_dtype, source.config.head_dim))
+    precision = options.precision
+    kernels = choose_kernels(
+        KernelContext("cpu", precision.activations, precision.weights, precision.kv, source.config.head_dim)
+    )
+    kernels = kernels if wrap_kernels is None else wrap_kernels(kernels)
     with source.open() as checkpoint:
-        decoder = Decoder.load(source.config, kernels, checkpoint, dtype, weight_dtype)
-    cache = KVCache(source.config, num_pages, dtype, kernels, poison=options.debug)
-    store = PrefixStore(PagePool(num_pages), cache, source.fingerprint)
+        decoder = Decoder.load(source.config, kernels, checkpoint, precision.activations, precision.weights)
+    cache = KVCache(source.config, num_pages, precision.kv, kernels, poison=options.debug)
+    # The precision belongs to what determines a prefix's bits, as the model does.
+    store = PrefixStore(PagePool(num_pages), cache, f"{source.fingerprint}|{precision}")
     tokenizer = source.tokenizer()
     runner = ModelRunner(decoder, cache, tokenizer.vocab_size)
     lane = Lane(role, runner, store, tokenizer.eos_ids, step_tokens=options.step_tokens)

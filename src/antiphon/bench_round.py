@@ -7,7 +7,8 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from antiphon.api import Engine
 from antiphon.assembly import EngineOptions
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
+from antiphon.engine.models.decoder import matrix_bytes
+from antiphon.engine.pages import KVCache
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.engine.tokenizer import Tokenizer
+from antiphon.kernels.timing import KernelTimes, OperationTime, timed
 from antiphon.loaded_model import LoadedModel
 from antiphon.machine import MachineRates, measure_rates
-from antiphon.memory_plan import Precision
+from antiphon.precision import Precision
 from antiphon.scheduler.round import RoundResult
 
 DEFAULT_MODEL = "qwen2.5-coder-0.5b"
@@ -43,7 +47,10 @@ class BenchRoundOptions:
     num_rounds: int = 3
     threads: int | None = None
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     text: Path | None = None
+    profile: bool = False
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -59,12 +66,17 @@ class BenchRoundOptions:
 
 @dataclass(frozen=True)
 class BenchRound:
-    """What one round took. The first one holds the reading of all shards; `cached_tokens` were kept from before it."""
+    """What one round took. The first one holds the reading of all shards; `cached_tokens` were kept from before it.
+
+    A row's first token comes with its prefill, so the decode rate is that of the others.
+    """
 
     seconds: float
+    prefill_seconds: float
     prefill_tokens: int
     prefill_tokens_per_second: float
     cached_tokens: int
+    decode_seconds: float
     decode_tokens: int
     decode_tokens_per_second: float
 
@@ -90,8 +102,20 @@ class BenchFloor:
 
 
 @dataclass(frozen=True)
+class BenchProfile:
+    """What each operation took, the longest first: while all shards were read, and in all rounds, whose suffixes are
+    a small part beside their decode steps. `*_seconds` are the wall times that these are parts of."""
+
+    read: dict[str, OperationTime]
+    read_seconds: float
+    rounds: dict[str, OperationTime]
+    rounds_seconds: float
+
+
+@dataclass(frozen=True)
 class BenchRoundResult:
-    """The outcome of `bench_round`. `peak_bytes` is the process's peak resident memory, before rates were measured."""
+    """The outcome of `bench_round`. `peak_bytes` is the process's peak resident memory, before rates were measured;
+    `profile` is there if it was asked for."""
 
     model: str
     dtype: str
@@ -99,6 +123,7 @@ class BenchRoundResult:
     rounds: tuple[BenchRound, ...]
     peak_bytes: int
     floor: BenchFloor
+    profile: BenchProfile | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists, ready for `json.dumps`."""
@@ -107,35 +132,39 @@ class BenchRoundResult:
 
 async def bench_round(options: BenchRoundOptions) -> BenchRoundResult:
     """Load the model, run the rounds, then measure the machine. Raises `InputError` where the text is too short."""
-    engine_options = EngineOptions(worker=options.model, threads=options.threads, dtype=options.dtype)
-    async with Engine(engine_options, worker_only=True) as engine:
+    engine_options = EngineOptions(
+        worker=options.model,
+        threads=options.threads,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
+    times = KernelTimes()
+    wrap = partial(timed, times=times, clock=time.perf_counter) if options.profile else None
+    async with Engine(engine_options, worker_only=True, wrap_kernels=wrap) as engine:
         worker = engine.worker
-        rounds = await _run_rounds(worker, take_tokens(worker.tokenizer, options), options)
+        rounds, profile = await _run_rounds(worker, take_tokens(worker.tokenizer, options), options, times)
         config, threads, peak = worker.config, torch.get_num_threads(), peak_resident_bytes()
     # After the engine is gone and the peak is taken: measuring needs a gigabyte of its own.
     precision = engine_options.precision
-    rates = measure_rates(precision.activations)
+    rates = measure_rates(precision.weights)
     floors = tuple(round_floor(config, rates, precision, options, first=index == 0) for index in range(len(rounds)))
     floor = BenchFloor(rates.matrix_flops_per_second, rates.bandwidth_bytes_per_second, floors)
-    return BenchRoundResult(options.model, str(precision), threads, tuple(rounds), peak, floor)
+    return BenchRoundResult(options.model, str(precision), threads, tuple(rounds), peak, floor, profile)
 
 
 @dataclass(frozen=True)
 class BenchTokens:
-    """Whole prefixes, all with the same instruction, and one suffix a round; no piece of text comes twice.
-
-    `probe` is a suffix more, for the round that tells prefill and decode apart.
-    """
+    """Whole prefixes, all with the same instruction, and one suffix a round; no piece of text comes twice."""
 
     prefixes: tuple[list[int], ...]
     suffixes: tuple[list[int], ...]
-    probe: list[int]
 
 
 def take_tokens(tokenizer: Tokenizer, options: BenchRoundOptions) -> BenchTokens:
     """Cut prefixes and suffixes of the exact lengths asked out of the text's tokens, without using any twice."""
     body = options.shard_tokens - _INSTRUCTION_TOKENS
-    needed = options.num_shards * body + (options.num_rounds + 1) * options.suffix_tokens
+    needed = options.num_shards * body + options.num_rounds * options.suffix_tokens
     tokens: list[int] = []
     for text in _texts(options.text):
         tokens.extend(tokenizer.encode(text))
@@ -150,8 +179,8 @@ def take_tokens(tokenizer: Tokenizer, options: BenchRoundOptions) -> BenchTokens
     shards = options.num_shards * body
     prefixes = tuple(instruction + tokens[start : start + body] for start in range(0, shards, body))
     step = options.suffix_tokens
-    *suffixes, probe = (tokens[start : start + step] for start in range(shards, needed, step))
-    return BenchTokens(prefixes, tuple(suffixes), probe)
+    suffixes = tuple(tokens[start : start + step] for start in range(shards, needed, step))
+    return BenchTokens(prefixes, suffixes)
 
 
 def round_floor(
@@ -160,22 +189,23 @@ def round_floor(
     """FLOPs over the matrix rate and bytes over the bandwidth, whichever is longer, for each pass of one round.
 
     A token costs 2 FLOPs a parameter, and 4 x heads x head size x layers for each position it attends to (scores and
-    values). The head is counted once a row and pass. A decode step reads all weights and the live rows' KV once.
+    values). The head is counted once a row and pass. A decode step reads all weights and the live rows' KV once, in
+    the bytes that they are stored in, scales included.
     """
     rows, prefix, suffix = options.num_shards, options.shard_tokens, options.suffix_tokens
     per_position = 4 * config.num_heads * config.head_dim * config.num_layers
     parameters = config.num_linear_parameters + config.num_head_parameters
-    weight_bytes, kv_token_bytes = precision.weights.itemsize, config.kv_bytes_per_token(precision.activations.itemsize)
+    weight_bytes, kv_token_bytes = matrix_bytes(config, precision.weights), KVCache.token_bytes(config, precision.kv)
     read = prefix if first else 0
     attended = read * (read + 1) // 2 + suffix * prefix + suffix * (suffix + 1) // 2
     flops = rows * (2 * config.num_linear_parameters * (read + suffix) + 2 * config.num_head_parameters)
     flops += rows * per_position * attended
-    prefill_seconds = _floor_seconds(flops, parameters * weight_bytes, rates)
+    prefill_seconds = _floor_seconds(flops, weight_bytes, rates)
     decode_bytes, decode_seconds = 0, 0.0
     # The prefill already gives the first new token, so a pass fewer than there are new tokens.
     for context in range(prefix + suffix + 1, prefix + suffix + options.new_tokens):
         step_flops = rows * (2 * parameters + per_position * context)
-        step_bytes = parameters * weight_bytes + rows * context * kv_token_bytes
+        step_bytes = weight_bytes + rows * context * kv_token_bytes
         decode_bytes += step_bytes
         decode_seconds += _floor_seconds(step_flops, step_bytes, rates)
     return RoundFloor(prefill_seconds + decode_seconds, flops, prefill_seconds, decode_bytes, decode_seconds)
@@ -193,33 +223,38 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-async def _run_rounds(worker: LoadedModel, tokens: BenchTokens, options: BenchRoundOptions) -> list[BenchRound]:
+async def _run_rounds(
+    worker: LoadedModel, tokens: BenchTokens, options: BenchRoundOptions, times: KernelTimes
+) -> tuple[list[BenchRound], BenchProfile | None]:
     start = time.perf_counter()
     prefixes = await asyncio.gather(*(worker.read(token_ids) for token_ids in tokens.prefixes))
-    read_seconds = time.perf_counter() - start
+    read_seconds, read_times = time.perf_counter() - start, times.take()
     sampling = SamplingParams(max_new_tokens=options.new_tokens, ignore_eos=True)
     results = [await worker.round(prefixes, [suffix], sampling) for suffix in tokens.suffixes]
-    # A round interleaves nothing: all suffixes first, then lock-step decoding. One new token is the suffixes alone.
-    probe = await worker.round(prefixes, [tokens.probe], replace(sampling, max_new_tokens=1))
+    profile = BenchProfile(read_times, read_seconds, times.take(), sum(result.seconds for result in results))
     worker.release(prefixes)
     read_tokens = sum(map(len, tokens.prefixes))
-    return [
-        _bench_round(result, probe.seconds, *((read_seconds, read_tokens) if index == 0 else (0.0, 0)))
+    rounds = [
+        _bench_round(result, *((read_seconds, read_tokens) if index == 0 else (0.0, 0)))
         for index, result in enumerate(results)
     ]
+    return rounds, profile if options.profile else None
 
 
-def _bench_round(result: RoundResult, suffix_seconds: float, read_seconds: float, read_tokens: int) -> BenchRound:
+def _bench_round(result: RoundResult, read_seconds: float, read_tokens: int) -> BenchRound:
     prefill_tokens = result.prefill_tokens + read_tokens
-    prefill_seconds = min(suffix_seconds, result.seconds) + read_seconds
+    prefill_seconds = result.prefill_seconds + read_seconds
+    num_first_tokens = len(result.replies)
     return BenchRound(
         seconds=result.seconds + read_seconds,
+        prefill_seconds=prefill_seconds,
         prefill_tokens=prefill_tokens,
         prefill_tokens_per_second=_rate(prefill_tokens, prefill_seconds),
         # What the first round has read itself was not kept from before.
         cached_tokens=result.cached_tokens - read_tokens,
+        decode_seconds=result.decode_seconds,
         decode_tokens=result.decode_tokens,
-        decode_tokens_per_second=_rate(result.decode_tokens, result.seconds - suffix_seconds),
+        decode_tokens_per_second=_rate(result.decode_tokens - num_first_tokens, result.decode_seconds),
     )
 
 

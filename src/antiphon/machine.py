@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from antiphon.kernels.torch_cpu import bf16_is_fast
+
 _CPUINFO = Path("/proc/cpuinfo")
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 _MATRIX_ROWS, _MATRIX_SIZE = 1024, 2048
@@ -61,21 +63,28 @@ def parse_cpuinfo(text: str) -> tuple[str | None, frozenset[str]]:
     return model, frozenset()
 
 
-def measure_rates(dtype: torch.dtype) -> MachineRates:
-    """Measure both rates with torch's present number of threads; takes two or three seconds and about 1 GiB."""
-    return MachineRates(measure_matrix_rate(dtype), measure_bandwidth())
+def measure_rates(weights: torch.dtype) -> MachineRates:
+    """Measure both rates with torch's present number of threads; takes some seconds and about 1 GiB.
+
+    The matrix rate is the best that products have in float32 or, where `weights` are narrower, in bfloat16 or int8:
+    a kernel may multiply in what the weights are kept in, or widen them.
+    """
+    narrower = {torch.float32: (), torch.bfloat16: (torch.bfloat16,), torch.int8: (torch.bfloat16, torch.int8)}
+    dtypes = [torch.float32, *(dtype for dtype in narrower[weights] if dtype == torch.int8 or bf16_is_fast())]
+    return MachineRates(max(measure_matrix_rate(dtype) for dtype in dtypes), measure_bandwidth())
 
 
 def measure_matrix_rate(dtype: torch.dtype, size: int = _MATRIX_SIZE) -> float:
-    """FLOP/s of the best of several products [1024, size] x [size, size], plain and with packed weights."""
+    """FLOP/s of the best of several products [1024, size] x [size, size], plain and with packed weights; 0 where torch
+    has no product of this dtype here. Two operations of integers count as two FLOPs."""
     with torch.inference_mode():
-        left = torch.randn(_MATRIX_ROWS, size).to(dtype)
-        weight = torch.randn(size, size).to(dtype)
-        candidates: list[Callable[[], object]] = [lambda: torch.nn.functional.linear(left, weight)]
-        packed = _packed_linear(left, weight)
-        if packed is not None:
-            candidates.append(packed)
-        return 2.0 * _MATRIX_ROWS * size * size / min(_best_seconds(candidate) for candidate in candidates)
+        if dtype == torch.int8:
+            candidates = _int8_products(size)
+        else:
+            left, weight = torch.randn(_MATRIX_ROWS, size).to(dtype), torch.randn(size, size).to(dtype)
+            candidates = [lambda: torch.nn.functional.linear(left, weight), *_packed_linear(left, weight)]
+        seconds = min((_best_seconds(candidate) for candidate in candidates), default=float("inf"))
+        return 2.0 * _MATRIX_ROWS * size * size / seconds
 
 
 def measure_bandwidth(num_bytes: int = _READ_BYTES) -> float:
@@ -105,14 +114,25 @@ def _best_seconds(run: Callable[[], object], budget_seconds: float = 0.4) -> flo
     return best
 
 
-def _packed_linear(left: torch.Tensor, weight: torch.Tensor) -> Callable[[], object] | None:
-    """oneDNN's product with weights packed beforehand, or None where this build of torch or this machine lacks it."""
+def _packed_linear(left: torch.Tensor, weight: torch.Tensor) -> list[Callable[[], object]]:
+    """oneDNN's product with weights packed beforehand, or none where this build of torch or this machine lacks it."""
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, left.shape[0])
         torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
     except (AttributeError, NotImplementedError, RuntimeError):
-        return None
-    return lambda: torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
+        return []
+    return [lambda: torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")]
+
+
+def _int8_products(size: int) -> list[Callable[[], object]]:
+    """torch's int8 product with int32 sums, or none where this build lacks it."""
+    left = torch.randint(-127, 128, (_MATRIX_ROWS, size), dtype=torch.int8)
+    weight = torch.randint(-127, 128, (size, size), dtype=torch.int8)
+    try:
+        torch._int_mm(left[:32], weight)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return []
+    return [lambda: torch._int_mm(left, weight)]
 
 
 def _flags_from_torch() -> frozenset[str]:

@@ -12,6 +12,7 @@ from antiphon.engine.ledger import GIB, Ledger
 from antiphon.engine.memory_limit import available_bytes
 from antiphon.engine.models.decoder import weight_bytes
 from antiphon.engine.pages import PAGE_TOKENS, KVCache
+from antiphon.precision import Precision
 
 # Left to the rest of the machine when the budget is not given.
 _RESERVE_BYTES = GIB
@@ -19,18 +20,6 @@ _RESERVE_BYTES = GIB
 _DRIVER_POOL_TOKENS = 32_768
 _MAX_POOL_TOKENS = 4_194_304
 _MIN_POOL_TOKENS = 1_024
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Dtypes of activations (with keys and values) and of the matrices."""
-
-    activations: torch.dtype
-    weights: torch.dtype
-
-    def __str__(self) -> str:
-        activations, weights = (str(dtype).removeprefix("torch.") for dtype in (self.activations, self.weights))
-        return activations if activations == weights else f"{activations}, weights in {weights}"
 
 
 @dataclass(frozen=True)
@@ -51,18 +40,17 @@ def plan_memory(
 ) -> MemoryPlan:
     """Books everything before anything is allocated; raises `CapacityError` where it cannot fit. `driver` None means
     that one model plays both roles."""
-    dtype = precision.activations
     for role, config in (("worker", worker), ("driver", driver)):
         if config is not None:
             ledger.reserve(f"{role} weights", weight_bytes(config, precision.weights))
-            ledger.reserve("workspaces", workspace_bytes(config, step_tokens, dtype))
+            ledger.reserve("workspaces", workspace_bytes(config, step_tokens, precision.activations))
     driver_pages = 0
     if driver is not None:
-        page_bytes = KVCache.page_bytes(driver, dtype)
+        page_bytes = KVCache.page_bytes(driver, precision.kv)
         wanted = _DRIVER_POOL_TOKENS // PAGE_TOKENS
         driver_pages = min(wanted, ledger.free_bytes // 2 // page_bytes)
         _reserve_pages(ledger, "driver KV pool", driver_pages, page_bytes)
-    page_bytes = KVCache.page_bytes(worker, dtype)
+    page_bytes = KVCache.page_bytes(worker, precision.kv)
     worker_pages = min(_MAX_POOL_TOKENS // PAGE_TOKENS, ledger.free_bytes // page_bytes)
     _reserve_pages(ledger, "worker KV pool", worker_pages, page_bytes)
     return MemoryPlan(worker_pages, driver_pages or worker_pages)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from antiphon.engine.prefix_store import Prefix
 from antiphon.loaded_model import LoadedModel
@@ -30,7 +31,7 @@ class SecondReader:
         """One query to these shards; rows that abstain end with their first token. `prefill_tokens` counts what had
         to be read."""
         if not shards:
-            return RoundResult((), 0.0, 0, 0, 0)
+            return RoundResult((), 0.0, 0.0, 0.0, 0, 0, 0)
         instructions = await self._read_instructions()
         texts = [self._model.chat.shard_tokens(shard.text) for shard in shards]
         reads = await self._model.client.read_prefixes(texts, instructions, pinned=False)
@@ -48,13 +49,7 @@ class SecondReader:
         finally:
             self._model.release(prefixes)
         read_tokens = sum(read.prefill_tokens for read in reads)
-        return RoundResult(
-            result.replies,
-            result.seconds,
-            result.prefill_tokens + read_tokens,
-            result.cached_tokens,
-            result.decode_tokens,
-        )
+        return replace(result, prefill_tokens=result.prefill_tokens + read_tokens)
 
     def text(self, reply: RowReply) -> str:
         """A reply's text without its end token."""

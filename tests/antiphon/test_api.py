@@ -58,6 +58,21 @@ def test_every_round_reuses_every_prefix_and_computes_only_suffixes(tiny_model: 
     run(work())
 
 
+def test_a_prefix_is_kept_under_what_its_bits_were_computed_in(tiny_model: Path) -> None:
+    async def key(**changes: Any) -> bytes:
+        async with Engine(options(tiny_model, **changes)) as engine:
+            store = engine.worker.client.lane.store
+            assert engine.worker.pool_bytes == store.cache.num_bytes == engine.assembly.ledger.entries["worker KV pool"]
+            return store.chain_key([1, 2, 3])
+
+    async def work() -> None:
+        keys = [await key(kv_cache_dtype=dtype) for dtype in ("float32", "bf16", "int8", "auto")]
+        assert len(set(keys[:3])) == 3
+        assert keys[3] == keys[0]
+
+    run(work())
+
+
 def test_cold_equals_warm_and_alone_equals_in_a_crowd(tiny_model: Path) -> None:
     async def work() -> None:
         async with Engine(options(tiny_model)) as engine:

@@ -16,10 +16,11 @@ from antiphon.bench_round import BenchRoundOptions, bench_round, round_floor, ta
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
 from antiphon.engine.model_source import resolve_model
+from antiphon.kernels import native
 from antiphon.machine import MachineRates
-from antiphon.memory_plan import Precision
+from antiphon.precision import Precision
 
-_FLOAT32 = Precision(torch.float32, torch.float32)
+_FLOAT32 = Precision(torch.float32, torch.float32, torch.float32)
 _CONFIG = ModelConfig(
     model_type="qwen2",
     hidden_size=8,
@@ -48,17 +49,46 @@ def test_each_round_does_the_work_asked_for(tiny_model: Path, monkeypatch: pytes
     assert [done.prefill_tokens for done in result.rounds] == [3 * 60 + 3 * 5, 3 * 5]
     assert [done.cached_tokens for done in result.rounds] == [0, 3 * 60]
     assert [done.decode_tokens for done in result.rounds] == [3 * 3, 3 * 3]
-    assert all(done.seconds > 0 and done.prefill_tokens_per_second > 0 for done in result.rounds)
+    for done in result.rounds:
+        assert done.prefill_seconds + done.decode_seconds == pytest.approx(done.seconds)
+        assert done.prefill_tokens_per_second == done.prefill_tokens / done.prefill_seconds
+        assert done.decode_tokens_per_second == 3 * (3 - 1) / done.decode_seconds
     assert result.peak_bytes > 2**20
+    assert result.profile is None
     printed = json.loads(json.dumps(result.to_json()))
     assert {"rounds", "peak_bytes", "floor"} <= set(printed)
     assert len(printed["floor"]["rounds"]) == 2
 
 
+def test_the_precision_that_was_asked_for_is_the_one_that_runs(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "measure_rates", lambda dtype: MachineRates(1e12, 1e10))
+    options = replace(_OPTIONS, model=str(tiny_model), kv_cache_dtype="int8", num_rounds=1)
+    assert asyncio.run(bench_round(replace(options, dtype="float32"))).dtype == "float32, KV in int8"
+    if native.available() is None:
+        found = asyncio.run(bench_round(replace(options, quantization="int8")))
+        assert found.dtype == "float32, weights and KV in int8"
+
+
+def test_a_profile_says_what_each_operation_took(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure_rates", lambda dtype: MachineRates(1e12, 1e10))
+    result = asyncio.run(bench_round(replace(_OPTIONS, model=str(tiny_model), profile=True)))
+    assert result.profile is not None
+    for times, seconds in (
+        (result.profile.read, result.profile.read_seconds),
+        (result.profile.rounds, result.profile.rounds_seconds),
+    ):
+        assert {"rms_norm", "rotary_and_store", "paged_attention", "silu_and_mul"} < set(times)
+        assert any(operation.startswith("linear ") for operation in times)
+        assert 0 < sum(time.seconds for time in times.values()) < seconds
+    assert result.profile.rounds["rms_norm"].num_calls > result.profile.read["rms_norm"].num_calls
+
+
 def test_prefixes_share_the_instruction_and_no_text_comes_twice(tiny_model: Path) -> None:
     tokens = take_tokens(resolve_model(str(tiny_model)).tokenizer(), _OPTIONS)
     assert [len(prefix) for prefix in tokens.prefixes] == [60, 60, 60]
-    assert [len(suffix) for suffix in (*tokens.suffixes, tokens.probe)] == [5, 5, 5]
+    assert [len(suffix) for suffix in tokens.suffixes] == [5, 5]
     assert len({tuple(prefix[:57]) for prefix in tokens.prefixes}) == 1
     assert len({tuple(prefix) for prefix in tokens.prefixes}) == 3
 
@@ -66,7 +96,7 @@ def test_prefixes_share_the_instruction_and_no_text_comes_twice(tiny_model: Path
 def test_a_text_that_is_too_short_is_refused_with_what_would_help(tiny_model: Path, tmp_path: Path) -> None:
     text = tmp_path / "short.txt"
     text.write_text("0123456789")
-    with pytest.raises(InputError, match=r"24 tokens of text are needed, .*short\.txt has 10"):
+    with pytest.raises(InputError, match=r"19 tokens of text are needed, .*short\.txt has 10"):
         take_tokens(resolve_model(str(tiny_model)).tokenizer(), replace(_OPTIONS, text=text))
     with pytest.raises(InputError, match="cannot read"):
         take_tokens(resolve_model(str(tiny_model)).tokenizer(), replace(_OPTIONS, text=tmp_path / "missing.txt"))
@@ -102,5 +132,10 @@ def test_the_decode_floor_reads_weights_and_live_keys_and_values_each_step() -> 
     assert floor.decode_bytes == expected
     assert floor.decode_seconds == pytest.approx(expected / 1e6)
     assert floor.seconds == pytest.approx(floor.prefill_seconds + floor.decode_seconds)
+    # As stored: int8 weights with a float32 scale for each output, bfloat16 keys and values.
+    narrow = Precision(torch.float32, torch.int8, torch.bfloat16)
+    outputs = 2 * (4 * (2 + 2) + 8 + 2 * 16 + 8) + 32
+    expected = 2 * (weights // 4 + 4 * outputs) + 3 * per_token // 2 * (66 + 67)
+    assert round_floor(_CONFIG, _MEMORY_BOUND, narrow, _OPTIONS, first=False).decode_bytes == expected
     one = round_floor(_CONFIG, _MEMORY_BOUND, _FLOAT32, replace(_OPTIONS, new_tokens=1), first=False)
     assert (one.decode_bytes, one.decode_seconds) == (0, 0.0)

@@ -25,6 +25,7 @@ from antiphon.cli.fetching import PrintedTenths
 from antiphon.cli.progress import show_progress
 from antiphon.engine.errors import AntiphonError, InputError
 from antiphon.events import ReadProgress, RoundStarted
+from antiphon.kernels import native
 from antiphon.methods.options import ParSerOptions
 from antiphon.results import Answer, Evidence, RoundRecord, Seconds, Usage
 
@@ -82,6 +83,10 @@ class Terminal:
         (["ask", __file__, "who?", "--gate", "closed"], 2, "closed"),
         (["ask", __file__, "who?", "--worker", "no/such.gguf"], 2, "no/such.gguf"),
         (["ask", __file__, "who?", "--encoding", "klingon"], 2, "klingon"),
+        (["ask", __file__, "who?", "--quantization", "int4"], 2, "int4"),
+        (["ask", __file__, "who?", "--kv-cache-dtype", "fp8"], 2, "fp8"),
+        (["ask", __file__, "who?", "--dtype", "float32", "--quantization", "int8"], 2, "it does not go with"),
+        (["bench", "round", "--dtype", "float32", "--quantization", "int8"], 2, "it does not go with"),
         (["ask", __file__, "who?", "--nonsense"], 2, "--nonsense"),
         (["models", "fetch", "gpt-9"], 2, "gpt-9"),
         (["bench", "round", "--shards", "0"], 2, "at least 1"),
@@ -138,7 +143,7 @@ def test_help_shows_the_defaults_of_the_options_themselves(capsys: pytest.Captur
     assert defaults["shard_tokens"] == ParSerOptions().shard_tokens
     main(["ask", "--help"])
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag in ("worker", "driver", "shard_tokens", "max_new_tokens", "gate"):
+    for flag in ("worker", "driver", "shard_tokens", "max_new_tokens", "gate", "quantization", "kv_cache_dtype"):
         assert f"[default: {defaults[flag]}]" in text, flag
 
 
@@ -242,7 +247,8 @@ def test_fetching_without_a_terminal_prints_a_line_at_each_tenth() -> None:
 def test_doctor_says_who_serves_each_operation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for piece in ("processor", "torch", "paged_attention", "rms_norm", "qwen2.5-coder-0.5b", "memory"):
+    pieces = ("processor", "torch", "paged_attention", "rms_norm", "qwen2.5-coder-0.5b", "memory", "native uses")
+    for piece in (*pieces, f"{native.isa()} (ANTIPHON_CPU_ISA may choose of"):
         assert piece in out, piece
 
 

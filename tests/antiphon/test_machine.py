@@ -46,6 +46,10 @@ def test_the_matrix_rate_is_that_of_a_product_done_here() -> None:
     assert 1e8 < rate < 1e14
 
 
+def test_int8_products_are_measured_where_torch_has_them() -> None:
+    assert 0 <= measure_matrix_rate(torch.int8, size=256) < 1e15
+
+
 def test_the_bandwidth_is_that_of_memory() -> None:
     bandwidth = measure_bandwidth(32 * 2**20)
     assert 1e8 < bandwidth < 1e13

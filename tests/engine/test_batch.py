@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from antiphon.engine.batch import Batch, Phase
-from antiphon.kernels.ops import AttentionRow, Run
+from antiphon.kernels.attention_plan import AttentionRow, Run
 
 
 def batch(rows: list[tuple[int, int, list[int]]]) -> Batch:
@@ -40,6 +41,21 @@ def test_slots_follow_the_block_table_and_are_64_bits_wide() -> None:
     assert rows.slots().dtype == np.int64
     assert rows.slots().tolist() == [5 * 64 + 62, 5 * 64 + 63, 128, 129, 7 * 64, huge * 64, huge * 64 + 1]
     assert rows.num_rows == 3
+
+
+def test_the_attention_plan_is_the_batch_s_own_arrays() -> None:
+    rows = batch([(62, 4, [5, 2]), (0, 1, [7])])
+    found = rows.attention_plan()
+    assert found.page_tokens == 64
+    for array, tensor in (
+        (rows.block_tables, found.block_tables),
+        (rows.row_starts, found.row_starts),
+        (rows.context_tokens, found.context_tokens),
+    ):
+        assert tensor.is_contiguous() and tensor.data_ptr() == array.ctypes.data
+        assert tensor.numpy().dtype == array.dtype
+    assert (found.block_tables.dtype, found.row_starts.dtype) == (torch.int32, torch.int64)
+    assert found.rows is found.rows, "runs are built once for all layers"
 
 
 def test_pages_that_follow_each_other_are_one_run() -> None:

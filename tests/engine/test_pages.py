@@ -76,20 +76,22 @@ def test_check_integrity_finds_a_lost_a_stolen_and_a_miscounted_page() -> None:
         pool.check_integrity([pages])
 
 
-def small_cache(*, poison: bool) -> KVCache:
-    config = config_from_hf(
-        {
-            "model_type": "qwen2",
-            "hidden_size": 8,
-            "intermediate_size": 8,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "vocab_size": 10,
-        }
-    )
-    kernels = choose_kernels(KernelContext("cpu", torch.float32, torch.float32, 4), only="reference")
-    return KVCache(config, 3, torch.float32, kernels, poison=poison)
+SMALL = config_from_hf(
+    {
+        "model_type": "qwen2",
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 10,
+    }
+)
+
+
+def small_cache(*, poison: bool, dtype: torch.dtype = torch.float32) -> KVCache:
+    kernels = choose_kernels(KernelContext("cpu", torch.float32, torch.float32, dtype, 4), only="reference")
+    return KVCache(SMALL, 3, dtype, kernels, poison=poison)
 
 
 def test_pages_are_poisoned_from_the_start_and_again_when_freed() -> None:
@@ -119,3 +121,38 @@ def test_a_copied_page_has_keys_and_values_of_every_layer() -> None:
     for pool in (cache.k, cache.v):
         assert torch.equal(pool[:, :, 2 * PAGE_TOKENS :], pool[:, :, :PAGE_TOKENS])
         assert pool[:, :, PAGE_TOKENS : 2 * PAGE_TOKENS].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_layer_is_a_contiguous_view_of_the_pool(dtype: torch.dtype) -> None:
+    cache = small_cache(poison=True, dtype=dtype)
+    for index in range(2):
+        layer = cache.layer(index)
+        assert layer.k.dtype == layer.v.dtype == dtype
+        assert (layer.k_scale is None) == (layer.v_scale is None) == (dtype != torch.int8)
+        for name in ("k", "v", "k_scale", "v_scale"):
+            view, pool = getattr(layer, name), getattr(cache, name)
+            assert view is None or (view.is_contiguous() and view.data_ptr() == pool[index].data_ptr())
+
+
+def test_int8_pages_are_poisoned_by_their_scales_and_copied_with_them() -> None:
+    cache = small_cache(poison=True, dtype=torch.int8)
+    assert cache.k_scale is not None and cache.v_scale is not None
+    assert cache.k_scale.shape == (2, 1, 3 * PAGE_TOKENS) and cache.k_scale.dtype == torch.float32
+    assert cache.k_scale.isnan().all() and cache.v_scale.isnan().all()
+    for seed, (pool, scale) in enumerate(((cache.k, cache.k_scale), (cache.v, cache.v_scale))):
+        pool[:, :, :PAGE_TOKENS] = seed + 1
+        scale[:, :, :PAGE_TOKENS] = torch.rand(2, 1, PAGE_TOKENS)
+    cache.copy_pages([0], [2])
+    for pool in (cache.k, cache.v, cache.k_scale, cache.v_scale):
+        assert torch.equal(pool[:, :, 2 * PAGE_TOKENS :], pool[:, :, :PAGE_TOKENS])
+    cache.poison_pages([0])
+    assert cache.k_scale[:, :, : 2 * PAGE_TOKENS].isnan().all()
+    assert not cache.v_scale[:, :, 2 * PAGE_TOKENS :].isnan().any()
+
+
+@pytest.mark.parametrize(("dtype", "vector_bytes"), [(torch.float32, 16), (torch.bfloat16, 8), (torch.int8, 4 + 4)])
+def test_bytes_are_those_of_all_pools_scales_included(dtype: torch.dtype, vector_bytes: int) -> None:
+    cache, config = small_cache(poison=False, dtype=dtype), SMALL
+    assert KVCache.token_bytes(config, dtype) == 2 * 2 * vector_bytes
+    assert cache.num_bytes == 3 * KVCache.page_bytes(config, dtype) == 3 * PAGE_TOKENS * 4 * vector_bytes

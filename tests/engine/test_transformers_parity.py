@@ -92,6 +92,19 @@ def test_bf16_logits_lie_within_rounding_of_fp32(family: str) -> None:
     assert 0 < ours.abs().mean() <= 1.5 * theirs.abs().mean()
 
 
+@pytest.mark.parametrize(("kv_dtype", "bound"), [(torch.bfloat16, 0.02), (torch.int8, 0.04)])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_logits_over_a_narrow_cache_lie_near_those_over_fp32(family: str, kv_dtype: torch.dtype, bound: float) -> None:
+    """The rest is fp32. A stored value is off by at most 2^-9 of itself in bf16, by 1 / 254 of its vector's largest
+    in int8; logits have moved by less than `bound` of their own spread."""
+    model = tiny.random_hf_model(family)
+    prompts = [prompt(length) for length in LENGTHS]
+    exact = torch.stack([hf_last_logits(model, ids) for ids in prompts])
+    engine = tiny.tiny_engine(model, kv_dtype=kv_dtype)
+    moved = torch.stack([last_logits(engine, ids) for ids in prompts]) - exact
+    assert 0 < moved.std() <= bound * exact.std()
+
+
 def hf_last_logits(model: Any, token_ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([token_ids])).logits[0, -1].float()
@@ -114,7 +127,7 @@ def test_loading_fails_on_a_missing_and_on_an_unused_tensor() -> None:
     model = tiny.random_hf_model("qwen2")
     tensors = tiny.hf_tensors(model)
     config = tiny.config_from_hf(model.config.to_dict())
-    kernels = tiny.choose_kernels(tiny.KernelContext("cpu", torch.float32, torch.float32, 16))
+    kernels = tiny.choose_kernels(tiny.KernelContext("cpu", torch.float32, torch.float32, torch.float32, 16))
 
     def load(changed: dict[str, torch.Tensor]) -> None:
         tiny.Decoder.load(config, kernels, tiny.StateDictCheckpoint(changed), torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ from antiphon.engine.pages import KVCache, PagePool
 from antiphon.engine.prefix_store import PrefixStore
 from antiphon.engine.runner import ModelRunner
 from antiphon.engine.tokenizer import Tokenizer
-from antiphon.kernels.ops import KernelContext
+from antiphon.kernels.ops import KernelContext, KernelSet
 from antiphon.kernels.registry import choose_kernels
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.core import Core
@@ -111,14 +111,20 @@ def tiny_engine(
     num_pages: int = 64,
     step_tokens: int = 96,
     dtype: torch.dtype = torch.float32,
+    weight_dtype: torch.dtype | None = None,
+    kv_dtype: torch.dtype | None = None,
     only: str | None = None,
+    wrap_kernels: Callable[[KernelSet], KernelSet] = lambda kernels: kernels,
     eos_ids: frozenset[int] = frozenset(),
 ) -> TinyEngine:
-    """An engine with poisoned pages on this model's weights; `only` forces one kind of kernels."""
+    """An engine with poisoned pages on this model's weights; `weight_dtype` and `kv_dtype` are `dtype` where they are
+    not given, `only` forces one kind of kernels."""
     config = config_from_hf(model.config.to_dict())
-    kernels = choose_kernels(KernelContext("cpu", dtype, dtype, config.head_dim), only=only)
-    decoder = Decoder.load(config, kernels, StateDictCheckpoint(hf_tensors(model)), dtype)
-    cache = KVCache(config, num_pages, dtype, kernels, poison=True)
+    weight_dtype, kv_dtype = weight_dtype or dtype, kv_dtype or dtype
+    context = KernelContext("cpu", dtype, weight_dtype, kv_dtype, config.head_dim)
+    kernels = wrap_kernels(choose_kernels(context, only=only))
+    decoder = Decoder.load(config, kernels, StateDictCheckpoint(hf_tensors(model)), dtype, weight_dtype)
+    cache = KVCache(config, num_pages, kv_dtype, kernels, poison=True)
     store = PrefixStore(PagePool(num_pages), cache, "tiny")
     lane = Lane("tiny", ModelRunner(decoder, cache, VOCABULARY), store, eos_ids, step_tokens=step_tokens)
     return TinyEngine(Core({"tiny": lane}), lane)

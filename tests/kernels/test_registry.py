@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from antiphon.kernels import native, reference, registry, torch_cpu
+from antiphon.kernels import native, reference, reference_int8, registry, torch_cpu
+from antiphon.kernels.native_int8 import NativeInt8Linear
 from antiphon.kernels.ops import OPERATIONS, KernelContext
 from antiphon.kernels.registry import candidates, choose_kernels, report
 
-FLOAT32 = KernelContext("cpu", torch.float32, torch.float32, 64)
+FLOAT32 = KernelContext("cpu", torch.float32, torch.float32, torch.float32, 64)
 
 
 def test_every_operation_ends_with_the_reference_that_always_serves() -> None:
     for operation in OPERATIONS:
         last = candidates(operation)[-1]
         assert (last.name, last.kernel) == ("reference", getattr(reference, operation))
-        assert last.reason(KernelContext("cuda", torch.float16, torch.float16, 80)) is None
+        assert last.reason(KernelContext("cuda", torch.float16, torch.float16, torch.float16, 80)) is None
 
 
 def test_the_native_linear_serves_float32_and_is_batch_invariant() -> None:
@@ -35,7 +38,7 @@ def test_without_the_extension_the_next_candidate_serves_and_the_report_says_why
     assert choose_kernels(FLOAT32).linear is torch_cpu.linear
     linear = next(entry for entry in report(FLOAT32) if entry.operation == "linear")
     assert linear.candidates[0] == ("native", False, "the C++ extension is not there")
-    assert linear.candidates[1][:2] == ("torch_onednn", True)
+    assert next(name for name, serves, _ in linear.candidates if serves) == "torch_onednn"
 
 
 def test_only_reference_takes_the_oracle_everywhere() -> None:
@@ -44,13 +47,15 @@ def test_only_reference_takes_the_oracle_everywhere() -> None:
         assert getattr(chosen, operation) is getattr(reference, operation)
 
 
-def test_only_refuses_a_name_that_no_candidate_has() -> None:
-    with pytest.raises(ValueError, match="no kernels are named 'referense'"):
-        choose_kernels(FLOAT32, only="referense")
+@pytest.mark.parametrize("name", ["referense", "native_int8"])
+def test_only_refuses_a_name_that_no_candidate_has(name: str) -> None:
+    """An int8 form goes by its family's name: by its own it would leave all else to the reference, unsaid."""
+    with pytest.raises(ValueError, match=f"no kernels are named '{name}'"):
+        choose_kernels(FLOAT32, only=name)
 
 
 def test_the_report_names_the_chosen_candidate_and_a_reason_for_every_refusal() -> None:
-    context = KernelContext("cuda", torch.float32, torch.float32, 64)
+    context = KernelContext("cuda", torch.float32, torch.float32, torch.float32, 64)
     for entry in report(context):
         for name, serves, reason in entry.candidates:
             assert serves == (name == "reference")
@@ -58,3 +63,34 @@ def test_the_report_names_the_chosen_candidate_and_a_reason_for_every_refusal() 
     chosen = choose_kernels(context)
     assert chosen.paged_attention is reference.paged_attention
     assert [entry.operation for entry in report(context)] == list(OPERATIONS)
+
+
+def test_keys_and_values_that_flash_attention_cannot_read_are_served_by_another_and_the_report_says_so() -> None:
+    for kv_dtype in (torch.bfloat16, torch.int8):
+        context = replace(FLOAT32, kv_dtype=kv_dtype)
+        entry = next(entry for entry in report(context) if entry.operation == "paged_attention")
+        refused = {name: reason for name, serves, reason in entry.candidates if not serves}
+        assert "keys and values" in refused["torch_flash"]
+        assert choose_kernels(context).paged_attention is not torch_cpu.paged_attention
+
+
+def test_what_nobody_serves_is_refused_with_every_reason() -> None:
+    with pytest.raises(ValueError, match=r"no kernel serves linear for .*uint8.*reference: keeps weights"):
+        choose_kernels(replace(FLOAT32, weight_dtype=torch.uint8))
+
+
+def test_int8_weights_are_served_natively_and_without_the_extension_in_torch_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = replace(FLOAT32, weight_dtype=torch.int8)
+    weight, bias, x = torch.randn(50, 40), torch.randn(50), torch.randn(9, 40)
+    oracle = choose_kernels(context, only="reference").linear(weight, bias)
+    assert isinstance(oracle, reference_int8.Int8PlainLinear)
+    if native.available() is None:
+        monkeypatch.setenv(native.ISA_VARIABLE, "portable")
+        packed = choose_kernels(context).linear(weight, bias)
+        assert isinstance(packed, NativeInt8Linear)
+        assert torch.equal(packed(x), oracle(x))
+    monkeypatch.setattr(registry.native, "available", lambda: "the C++ extension is not there")
+    assert choose_kernels(context).linear is reference_int8.linear
+    assert torch.nn.functional.cosine_similarity(oracle(x), x @ weight.T + bias).min() > 0.999

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from tiny_plans import PlanRow, attention_plan, poisoned_cache
 from torch import Tensor
 
 from antiphon.kernels import reference, torch_cpu
-from antiphon.kernels.ops import AttentionPlan, AttentionRow, KernelContext, Run
+from antiphon.kernels.ops import KernelContext
 
 ROWS = [1, 2, 3, 31, 63, 64, 65, 127, 128, 129, 130]
 CONTEXTS = [0, 1, 63, 64, 65, 129]
@@ -26,32 +27,31 @@ def tolerance(dtype: torch.dtype) -> dict[str, float]:
 
 
 class PoisonedPool:
-    """A pool of NaN, in which rows are laid one after another, in runs with holes between them."""
+    """A cache of NaN, in which rows are laid one after another, in pages that leave holes between them."""
 
     def __init__(self, kv_heads: int, size: int, dtype: torch.dtype = torch.float32) -> None:
-        self.k = torch.full((kv_heads, POOL_TOKENS, size), math.nan, dtype=dtype)
-        self.v = torch.full((kv_heads, POOL_TOKENS, size), math.nan, dtype=dtype)
-        self._next = 3
+        self.cache = poisoned_cache(kv_heads, POOL_TOKENS, size, dtype)
+        self._next_page = 1
 
-    def runs(self, *lengths: int) -> tuple[Run, ...]:
-        runs = []
-        for length in lengths:
-            if length:
-                runs.append(Run(self._next, length))
-                shape = (self.k.shape[0], length, self.k.shape[2])
-                span = slice(self._next, self._next + length)
-                self.k[:, span] = random(*shape, seed=self._next, dtype=self.k.dtype)
-                self.v[:, span] = random(*shape, seed=self._next + 1, dtype=self.k.dtype)
-                self._next += length + 5
-        return tuple(runs)
+    def row(self, context: int, new: int, shared: Sequence[int] = ()) -> PlanRow:
+        """A row of `context` tokens, the first of them in the full pages `shared`, and `new` ones: in pages by twos."""
+        pages = list(shared)
+        while len(pages) * 64 < context + new:
+            pages.append(self._next_page)
+            self._next_page += 1 + len(pages) % 2
+        for position in range(len(shared) * 64, context + new):
+            slot = pages[position // 64] * 64 + position % 64
+            for seed, pool in enumerate((self.cache.k, self.cache.v)):
+                pool[:, slot] = random(pool.shape[0], pool.shape[2], seed=2 * slot + seed, dtype=pool.dtype)
+        return context, new, pages
 
 
-def check_attention(pool: PoisonedPool, num_heads: int, rows: tuple[AttentionRow, ...]) -> None:
-    q = random(rows[-1].stop, num_heads, pool.k.shape[2], seed=7, dtype=pool.k.dtype)
-    plan = AttentionPlan(rows)
-    expected = reference.paged_attention(q, pool.k, pool.v, plan)
+def check_attention(pool: PoisonedPool, num_heads: int, rows: Sequence[PlanRow]) -> None:
+    plan = attention_plan(rows)
+    q = random(plan.rows[-1].stop, num_heads, pool.cache.k.shape[2], seed=7, dtype=pool.cache.k.dtype)
+    expected = reference.paged_attention(q, pool.cache, plan)
     assert not expected.isnan().any()
-    found = torch_cpu.paged_attention(q, pool.k, pool.v, plan)
+    found = torch_cpu.paged_attention(q, pool.cache, plan)
     assert found.dtype == q.dtype
     torch.testing.assert_close(found, expected, **tolerance(q.dtype))
 
@@ -60,8 +60,7 @@ def check_attention(pool: PoisonedPool, num_heads: int, rows: tuple[AttentionRow
 @pytest.mark.parametrize("num_tokens", ROWS)
 def test_attention_equals_the_reference_over_odd_lengths(num_tokens: int, context: int) -> None:
     pool = PoisonedPool(2, 16)
-    row = AttentionRow(0, num_tokens, pool.runs(context), pool.runs(num_tokens))
-    check_attention(pool, 6, (row,))
+    check_attention(pool, 6, [pool.row(context, num_tokens)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,40 +70,41 @@ def test_attention_equals_the_reference_for_every_grouping_and_head_size(
     num_groups: int, size: int, dtype: torch.dtype
 ) -> None:
     pool = PoisonedPool(2, size, dtype)
-    extend = AttentionRow(0, 65, pool.runs(64, 1, 63), pool.runs(40, 25))
-    decode = AttentionRow(65, 66, pool.runs(129), pool.runs(70))
-    check_attention(pool, 2 * num_groups, (extend, decode))
+    check_attention(pool, 2 * num_groups, [pool.row(130, 65), pool.row(198, 1)])
 
 
 def test_rows_that_share_a_context_each_see_it_and_their_own_tokens() -> None:
-    """Rows of 1, 5 and 64 tokens behind one prefix of two runs, one of them behind a third run as well."""
+    """Rows of 1, 5 and 64 tokens behind one prefix of two runs, one of them behind more context as well."""
     pool = PoisonedPool(2, 16)
-    shared, other = pool.runs(128, 30), pool.runs(65)
-    rows = (
-        AttentionRow(0, 1, shared, pool.runs(1)),
-        AttentionRow(1, 6, (*shared, *other), pool.runs(5)),
-        AttentionRow(6, 70, shared[:1], pool.runs(64)),
-        AttentionRow(70, 71, (), pool.runs(9)),
-    )
+    first = pool.row(192, 1)
+    shared = first[2][:3]
+    rows = [first, pool.row(192 + 65, 5, shared), pool.row(64, 64, shared[:1]), pool.row(8, 1)]
     check_attention(pool, 4, rows)
 
 
-def test_attention_can_fail_with_a_slot_shifted_or_an_invalid_one_read() -> None:
+def test_attention_can_fail_with_a_token_too_few_or_an_invalid_one_read() -> None:
     pool = PoisonedPool(2, 16)
-    row = AttentionRow(0, 3, pool.runs(64), pool.runs(3))
+    context, new, pages = pool.row(61, 3)
     q = random(3, 4, 16, seed=7)
-    expected = reference.paged_attention(q, pool.k, pool.v, AttentionPlan((row,)))
-    context = row.context[0]
-    shorter = replace(row, context=(Run(context.first_slot + 1, 63),))
-    assert not torch.allclose(torch_cpu.paged_attention(q, pool.k, pool.v, AttentionPlan((shorter,))), expected)
-    longer = replace(row, context=(Run(context.first_slot, 65),))
-    assert torch_cpu.paged_attention(q, pool.k, pool.v, AttentionPlan((longer,))).isnan().all()
+    expected = reference.paged_attention(q, pool.cache, attention_plan([(context, new, pages)]))
+    shorter = attention_plan([(context - 1, new, pages)])
+    assert not torch.allclose(torch_cpu.paged_attention(q, pool.cache, shorter), expected)
+    longer = attention_plan([(context + 1, new, [*pages, pages[-1] + 1])])
+    assert torch_cpu.paged_attention(q, pool.cache, longer)[-1].isnan().all()
+
+
+def test_attention_says_why_it_cannot_serve_keys_and_values_in_another_dtype() -> None:
+    wide = KernelContext("cpu", torch.float32, torch.float32, torch.float32, 64)
+    narrow = replace(wide, dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
+    assert torch_cpu.attention_reason(wide) is None and torch_cpu.attention_reason(narrow) is None
+    for kv_dtype in (torch.bfloat16, torch.int8):
+        assert f"{kv_dtype} under" in (torch_cpu.attention_reason(replace(wide, kv_dtype=kv_dtype)) or "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear_equals_the_reference_for_any_number_of_rows(bias: bool, dtype: torch.dtype) -> None:
-    if torch_cpu.linear_reason(KernelContext("cpu", dtype, dtype, 64)) is not None:
+    if torch_cpu.linear_reason(KernelContext("cpu", dtype, dtype, dtype, 64)) is not None:
         assert dtype == torch.bfloat16  # float32 is served by every processor
         return
     weight = random(75, 33, dtype=dtype)
@@ -114,6 +114,8 @@ def test_linear_equals_the_reference_for_any_number_of_rows(bias: bool, dtype: t
     for rows in (0, *range(1, 131)):
         x = random(rows, 33, seed=rows, dtype=dtype)
         torch.testing.assert_close(packed(x), oracle(x), **tolerance(dtype))
+        residual = random(rows, 75, seed=rows + 1, dtype=dtype)
+        torch.testing.assert_close(packed(x, residual), oracle(x, residual), **tolerance(dtype))
     assert packed.num_bytes == oracle.num_bytes
     assert not torch.allclose(torch_cpu.linear(weight.roll(1, 0), offset)(x), oracle(x), **tolerance(dtype))
 
@@ -130,25 +132,28 @@ def test_rms_norm_equals_the_reference_and_leaves_its_input(shape: tuple[int, ..
         assert not torch.allclose(found, reference.rms_norm(x, weight, 1.0), **tolerance(dtype))
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 130])
-def test_rotary_and_store_equals_the_reference_and_writes_no_other_slot(rows: int, dtype: torch.dtype) -> None:
-    q, k, v = (
-        random(rows, 6, 16, dtype=dtype),
-        random(rows, 2, 16, seed=1, dtype=dtype),
-        random(rows, 2, 16, dtype=dtype),
-    )
+def test_rotary_and_store_equals_the_reference_and_writes_no_other_slot(
+    rows: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    q, k, v = random(rows, 10, 16, dtype=dtype).split((6, 2, 2), dim=1)  # strided, as the fused projection's parts are
     angles = random(rows, 8, seed=3)
     slots = torch.randperm(200, generator=torch.Generator().manual_seed(4))[:rows]
-    pools = [torch.full((2, 200, 16), math.nan, dtype=dtype) for _ in range(4)]
+    caches = [poisoned_cache(2, 200, 16, kv_dtype) for _ in range(3)]
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    expected = reference.rotary_and_store(q, k, v, cos, sin, pools[0], pools[1], slots)
-    torch.testing.assert_close(torch_cpu.rotary_and_store(q, k, v, cos, sin, pools[2], pools[3], slots), expected)
-    for found, wanted in ((pools[2], pools[0]), (pools[3], pools[1])):
-        torch.testing.assert_close(found, wanted, equal_nan=True)
-        assert int(found[0, :, 0].isfinite().sum()) == rows
-    other = torch_cpu.rotary_and_store(q, k, v, cos, -sin, pools[2], pools[3], slots)
+    expected = reference.rotary_and_store(q, k, v, cos, sin, caches[0], slots)
+    found = torch_cpu.rotary_and_store(q, k, v, cos, sin, caches[1], slots)
+    assert torch.equal(found, expected) and found.is_contiguous()
+    for name in ("k", "v", "k_scale", "v_scale"):
+        pool, wanted = getattr(caches[1], name), getattr(caches[0], name)
+        torch.testing.assert_close(pool, wanted, rtol=0, atol=0, equal_nan=True)
+        if pool is not None and pool.is_floating_point():
+            assert int(pool[0].view(200, -1)[:, 0].isfinite().sum()) == rows
+    other = torch_cpu.rotary_and_store(q, k, v, cos, -sin, caches[2], slots)
     assert not torch.allclose(other, expected, **tolerance(dtype))
+    assert not torch.equal(caches[2].k[:, slots], caches[0].k[:, slots])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -164,8 +169,8 @@ def test_silu_and_mul_equals_the_reference_and_leaves_its_input(rows: int, dtype
 
 
 def test_linear_says_why_it_cannot_serve_bfloat16_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = KernelContext("cpu", torch.bfloat16, torch.bfloat16, 64)
+    context = KernelContext("cpu", torch.bfloat16, torch.bfloat16, torch.bfloat16, 64)
     monkeypatch.setattr(torch_cpu, "bf16_is_fast", lambda: False)
     assert "AVX-512 or AMX" in (torch_cpu.linear_reason(context) or "")
-    assert torch_cpu.linear_reason(KernelContext("cpu", torch.float32, torch.float32, 64)) is None
+    assert torch_cpu.linear_reason(KernelContext("cpu", torch.float32, torch.float32, torch.float32, 64)) is None
     assert "not served" in (torch_cpu.linear_reason(replace(context, dtype=torch.float32)) or "")

@@ -1,7 +1,7 @@
 """One model's rows: the same tokens whatever the load, every row ends, and no page outlives its owner.
 
-Tokens are compared exactly, logits closely: torch's matrix products and flash attention sum in an order that depends on
-the batch. The bitwise test belongs to kernels that promise a fixed order (the native ones).
+Tokens are compared exactly, logits closely, so that it holds for torch's kernels too, whose order of summation depends
+on the batch. `test_bitwise.py` is the strict form, for the native ones.
 """
 
 from __future__ import annotations

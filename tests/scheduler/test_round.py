@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -136,6 +138,21 @@ def test_every_round_computes_suffixes_alone_and_says_the_same(model: PreTrained
         assert result.cached_tokens == 2 * prefix_tokens
         assert result.prefill_tokens == 6 * (9 + 12)
     assert first.replies == second.replies
+
+
+@pytest.mark.parametrize(("num_pages", "gate"), [(64, "none"), (15, "none"), (64, "likelihood")])
+def test_prefill_lasts_until_the_last_first_token_and_decoding_is_the_rest(
+    model: PreTrainedModel, num_pages: int, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, in waves, and where a gate holds rows. The clock goes one second on each time that it is read: at the
+    start, at each of the 12 first tokens and at the end."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    options = GateOptions(gate, None if gate == "none" else 2)
+    result = scatter(model, options, num_pages=num_pages)[0]
+    num_baselines = len(QUERIES) if options.scores_query else 0
+    assert (result.prefill_seconds, result.decode_seconds) == (12 + num_baselines, 1)
+    assert result.seconds == result.prefill_seconds + result.decode_seconds
 
 
 def test_the_likelihood_gate_lets_the_likeliest_on_and_measures_all_against_the_baseline(

@@ -39,6 +39,8 @@ def ask(
     threads: flags.Threads = None,
     memory: flags.Memory = None,
     dtype: flags.Dtype = None,
+    quantization: flags.Quantization = None,
+    kv_cache_dtype: flags.KvCacheDtype = None,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:

@@ -117,7 +117,11 @@ ReplyGrammar = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
-        "--threads", metavar="N", min=1, rich_help_panel=_MACHINE, help="Of computation; all cores if not given."
+        "--threads",
+        metavar="N",
+        min=1,
+        rich_help_panel=_MACHINE,
+        help="Of computation; physical cores if not given.",
     ),
 ]
 Memory = Annotated[
@@ -132,7 +136,20 @@ Memory = Annotated[
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"] | None,
     typer.Option(
-        "--dtype", metavar="DTYPE", rich_help_panel=_MACHINE, help="Of the computation: auto, float32 or bfloat16."
+        "--dtype", metavar="DTYPE", rich_help_panel=_MACHINE, help="Of weights and KV: auto, float32 or bfloat16."
+    ),
+]
+Quantization = Annotated[
+    Literal["none", "int8"] | None,
+    typer.Option("--quantization", metavar="KIND", rich_help_panel=_MACHINE, help="Of the weights: none or int8."),
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "float32", "bf16", "int8"] | None,
+    typer.Option(
+        "--kv-cache-dtype",
+        metavar="DTYPE",
+        rich_help_panel=_MACHINE,
+        help="Of keys and values that are kept: auto, float32, bf16 or int8.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object and nothing else.")]

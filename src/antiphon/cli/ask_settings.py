@@ -17,6 +17,8 @@ _ENGINE_FIELDS = {
     "worker_revision": "worker_revision",
     "driver_revision": "driver_revision",
     "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
     "threads": "threads",
     "memory": "memory_bytes",
 }

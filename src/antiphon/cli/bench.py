@@ -6,9 +6,10 @@ import asyncio
 import sys
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 
 from antiphon.cli.console import stderr_console, stdout_console
 from antiphon.cli.fetching import fetch_missing
@@ -17,6 +18,7 @@ from antiphon.memory_size import format_memory_size
 
 if TYPE_CHECKING:
     from antiphon.bench_round import BenchRoundResult
+    from antiphon.kernels.timing import OperationTime
 
 # Flag: the field of `BenchRoundOptions` that it sets.
 _FIELDS = {
@@ -27,7 +29,11 @@ _FIELDS = {
     "new_tokens": "new_tokens",
     "rounds": "num_rounds",
     "threads": "threads",
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
     "text": "text",
+    "profile": "profile",
 }
 
 Model = Annotated[
@@ -44,11 +50,25 @@ NewTokens = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Rounds, each with a new query.")]
 Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", min=1, help="Of computation; all cores if not given.")
+    int | None, typer.Option("--threads", metavar="N", min=1, help="Of computation; physical cores if not given.")
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16"] | None,
+    typer.Option("--dtype", metavar="DTYPE", help="Of weights and KV: auto, float32 or bfloat16."),
+]
+Quantization = Annotated[
+    Literal["none", "int8"] | None, typer.Option("--quantization", metavar="KIND", help="Of the weights: none or int8.")
+]
+KvCacheDtype = Annotated[
+    Literal["auto", "float32", "bf16", "int8"] | None,
+    typer.Option(
+        "--kv-cache-dtype", metavar="DTYPE", help="Of keys and values that are kept: auto, float32, bf16 or int8."
+    ),
 ]
 TextPath = Annotated[
     Path | None, typer.Option("--text", metavar="PATH", help="Text to read; Python's standard library if not given.")
 ]
+Profile = Annotated[bool, typer.Option("--profile", help="Show the seconds of each operation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -60,7 +80,11 @@ def run_round(
     new_tokens: NewTokens = None,
     rounds: Rounds = None,
     threads: Threads = None,
+    dtype: Dtype = None,
+    quantization: Quantization = None,
+    kv_cache_dtype: KvCacheDtype = None,
     text: TextPath = None,
+    profile: Profile = False,
     json: Json = False,
 ) -> None:
     """Time a round: all shards are read in the first, and their prefixes are kept for the others. Greedy."""
@@ -112,3 +136,13 @@ def _print(result: BenchRoundResult) -> None:
         f"floor from {result.floor.matrix_flops_per_second / 1e9:,.0f} GFLOP/s and "
         f"{result.floor.bandwidth_bytes_per_second / 1e9:,.1f} GB/s, measured in this run"
     )
+    if result.profile is not None:
+        _print_operations(console, "reading the shards", result.profile.read, result.profile.read_seconds)
+        _print_operations(console, "all rounds", result.profile.rounds, result.profile.rounds_seconds)
+
+
+def _print_operations(console: Console, title: str, times: dict[str, OperationTime], seconds: float) -> None:
+    console.print(f"{title}: {seconds:.2f} s, of which in operations")
+    for operation, time in times.items():
+        share = time.seconds / seconds if seconds > 0 else 0.0
+        console.print(f"  {operation:<24}{time.seconds:>10.3f} s{share:>8.1%}{time.num_calls:>10,} calls")

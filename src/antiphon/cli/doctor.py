@@ -66,6 +66,16 @@ def _version_lines() -> Iterator[tuple[str, str, str]]:
     for name in _LIBRARIES:
         yield name, _version(name), ""
     yield "torch uses", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads", ""
+    yield "native uses", _native_use(), ""
+
+
+def _native_use() -> str:
+    from antiphon.kernels import native
+
+    if native.available() is not None:
+        return "nothing: see operations"
+    others = ", ".join(native.supported_isas())
+    return f"{native.isa()} ({native.ISA_VARIABLE} may choose of {others}), {native.num_threads()} threads"
 
 
 def _operation_lines() -> Iterator[tuple[str, str, str]]:
@@ -73,12 +83,20 @@ def _operation_lines() -> Iterator[tuple[str, str, str]]:
 
     from antiphon.kernels.ops import KernelContext
     from antiphon.kernels.registry import report
-    from antiphon.memory_plan import Precision
+    from antiphon.precision import Precision, choose_precision
 
-    wide, narrow = torch.float32, torch.bfloat16
-    for precision in (Precision(wide, wide), Precision(wide, narrow), Precision(narrow, narrow)):
-        context = KernelContext("cpu", precision.activations, precision.weights, head_dim=64)
-        yield f"in {precision}", "", "bold"
+    wide, narrow, int8 = torch.float32, torch.bfloat16, torch.int8
+    default = choose_precision("auto", "none", "auto")
+    for dtypes in (
+        (wide, wide, wide),
+        (wide, narrow, narrow),
+        (wide, int8, narrow),
+        (wide, int8, int8),
+        (narrow, narrow, narrow),
+    ):
+        precision = Precision(*dtypes)
+        context = KernelContext("cpu", *dtypes, head_dim=64)
+        yield f"in {precision}" + (" (the default here)" if precision == default else ""), "", "bold"
         for operation in report(context):
             yield from _candidate_lines(operation)
 

@@ -1,0 +1,177 @@
+// bfloat16 on emulated AMX tiles: bit for bit the sums that amx_linear.h promises, for any shape, and near the exact ones.
+#include <algorithm>
+
+#include "checks.h"
+#include "cpu/amx_linear.h"
+#include "cpu/pool.h"
+#include "tiles.h"
+
+using namespace antiphon::cpu;
+using checks::Floats;
+using checks::Operands;
+using checks::Shape;
+
+namespace {
+
+checks::Report report;
+
+Floats rounded(const Floats& values) {
+  Floats out(values.size());
+  std::transform(values.begin(), values.end(), out.begin(),
+                 [](float v) { return emulated::from_bfloat16(emulated::to_bfloat16(v)); });
+  return out;
+}
+
+// One element, in the promised order. A product of two bfloat16 is exact in float32 but for its exponent.
+float promised(const float* x, const float* w, std::ptrdiff_t num_k) {
+  float sum = 0.0f;
+  for (std::ptrdiff_t step = 0; step < num_k; step += kAmxBf16StepK) {
+    float even = 0.0f, odd = 0.0f;
+    const std::ptrdiff_t end = std::min(num_k, step + kAmxBf16StepK);
+    for (std::ptrdiff_t k = step; k < end; k += 2) even = emulated::flush(std::fmaf(x[k], w[k], even));
+    for (std::ptrdiff_t k = step + 1; k < end; k += 2) odd = emulated::flush(std::fmaf(x[k], w[k], odd));
+    sum = emulated::flush(sum + emulated::flush(even + odd));
+  }
+  return sum;
+}
+
+Floats naive(const Operands& o, bool with_bias, bool with_residual) {
+  const Floats x = rounded(o.x), w = rounded(o.weight);
+  Floats y(o.residual.size());
+  for (std::ptrdiff_t m = 0; m < o.shape.rows; ++m) {
+    for (std::ptrdiff_t n = 0; n < o.shape.columns; ++n) {
+      float value = promised(&x[m * o.shape.num_k], &w[n * o.shape.num_k], o.shape.num_k);
+      if (with_bias) value += o.bias[n];
+      if (with_residual) value += o.residual[m * o.shape.columns + n];
+      y[m * o.shape.columns + n] = value;
+    }
+  }
+  return y;
+}
+
+class Layer {
+ public:
+  explicit Layer(const Operands& o)
+      : operands_(o), packed_(amx_bf16_packed_bytes(o.shape.columns, o.shape.num_k)) {
+    // In two goes, as a weight is streamed in.
+    const std::ptrdiff_t first = std::min<std::ptrdiff_t>(o.shape.columns, kAmxPanelColumns);
+    amx_bf16_pack_rows(o.weight.data(), 0, first, o.shape.num_k, packed_.data());
+    amx_bf16_pack_rows(o.weight.data() + first * o.shape.num_k, first, o.shape.columns - first, o.shape.num_k,
+                       packed_.data());
+  }
+
+  // Rows [first, first + count) of x.
+  Floats run(std::ptrdiff_t first, std::ptrdiff_t count, bool with_bias = true, bool with_residual = true) const {
+    const Shape& s = operands_.shape;
+    const Floats x(operands_.x.begin() + first * s.num_k, operands_.x.begin() + (first + count) * s.num_k);
+    const Floats residual(operands_.residual.begin() + first * s.columns,
+                          operands_.residual.begin() + (first + count) * s.columns);
+    Floats y = checks::poison(count * s.columns);
+    amx_bf16_linear({packed_.data(), s.columns, s.num_k}, with_bias ? operands_.bias.data() : nullptr,
+                    with_residual ? residual.data() : nullptr, x.data(), count, y.data());
+    return y;
+  }
+
+ private:
+  const Operands& operands_;
+  std::vector<char> packed_;
+};
+
+void check_shapes() {
+  const Shape shapes[] = {{1, 1, 1},     {2, 31, 15},   {15, 32, 16},  {16, 33, 17},   {17, 64, 31}, {31, 65, 32},
+                          {32, 96, 33},  {33, 447, 64}, {47, 448, 65}, {48, 449, 100}, {5, 896, 3},  {49, 897, 70},
+                          {130, 100, 97}, {3, 2000, 40}, {36, 1800, 100}};
+  for (const Shape& shape : shapes) {
+    const Operands o(shape, static_cast<unsigned>(shape.rows));
+    const Layer layer(o);
+    for (int form = 0; form < 4; ++form) {
+      report.expect_equal(layer.run(0, shape.rows, form & 1, form & 2), naive(o, form & 1, form & 2),
+                          checks::describe("amx_bf16", shape));
+    }
+  }
+}
+
+// Rounding of x, of the weight, and of the sums: within a bound that a wrong element of k would pass.
+void check_accuracy() {
+  const Operands o({20, 500, 40});
+  const Floats y = Layer(o).run(0, 20, false, false);
+  for (std::ptrdiff_t m = 0; m < 20; ++m) {
+    for (std::ptrdiff_t n = 0; n < 40; ++n) {
+      double exact = 0, size = 0;
+      for (std::ptrdiff_t k = 0; k < 500; ++k) {
+        const double product = double{o.x[m * 500 + k]} * o.weight[n * 500 + k];
+        exact += product;
+        size += std::fabs(product);
+      }
+      report.expect(std::fabs(y[m * 40 + n] - exact) <= size * 0x1p-8, "amx_bf16 is near the exact product");
+    }
+  }
+}
+
+void check_rows_alone(const Shape& shape) {
+  const Operands o(shape);
+  const Layer layer(o);
+  checks::expect_rows_alone(report, "amx_bf16", shape,
+                            [&](std::ptrdiff_t first, std::ptrdiff_t count) { return layer.run(first, count); });
+}
+
+void check_threads() {
+  for (const Shape& shape : {Shape{1, 100, 300}, Shape{40, 100, 300}, Shape{70, 1000, 200}}) {
+    const Operands o(shape);
+    const Layer layer(o);
+    const Floats expected = layer.run(0, shape.rows);
+    for (int threads : {2, 3, 5}) {
+      set_num_threads(threads);
+      report.expect_equal(layer.run(0, shape.rows), expected, checks::describe("amx_bf16", shape, "threads"));
+    }
+    set_num_threads(1);
+  }
+}
+
+// More rows than a chunk holds, short and long K.
+void check_chunks() {
+  for (const Shape& shape : {Shape{1027, 40, 3}, Shape{519, 930, 3}}) {
+    const Operands o(shape);
+    report.expect_equal(Layer(o).run(0, shape.rows), naive(o, true, true), checks::describe("amx_bf16", shape, "chunks"));
+  }
+}
+
+void check_special_values() {
+  Operands o({20, 40, 20});
+  const Floats expected = Layer(o).run(0, 20);
+  o.x[7 * 40 + 39] = std::numeric_limits<float>::quiet_NaN();
+  const Floats y = Layer(o).run(0, 20);
+  for (std::ptrdiff_t i = 0; i < 400; ++i) {
+    const bool same = std::memcmp(&y[i], &expected[i], sizeof(float)) == 0;
+    report.expect(i / 20 == 7 ? std::isnan(y[i]) : same, "a NaN stays in its row");
+  }
+  Operands odd({3, 40, 20});
+  for (std::size_t i = 0; i < odd.x.size(); i += 3) odd.x[i] = 1e-40f;
+  for (std::size_t i = 0; i < odd.weight.size(); i += 7) odd.weight[i] = 1e-30f;
+  for (std::size_t i = 0; i < odd.x.size(); i += 4) odd.x[i] = 1.00390625f;  // halfway between two bfloat16
+  report.expect_equal(Layer(odd).run(0, 3), naive(odd, true, true), "amx_bf16 small numbers and ties");
+}
+
+// Negative control: the comparison by bits notices another order of the same sums.
+void check_control() {
+  Operands o({4, 200, 40});
+  const Floats y = Layer(o).run(0, 4, false, false);
+  Operands reversed = o;
+  for (std::ptrdiff_t m = 0; m < 4; ++m) std::reverse(&reversed.x[m * 200], &reversed.x[m * 200] + 200);
+  for (std::ptrdiff_t n = 0; n < 40; ++n) std::reverse(&reversed.weight[n * 200], &reversed.weight[n * 200] + 200);
+  report.expect(Layer(reversed).run(0, 4, false, false) != y, "another order has other bits");
+}
+
+}  // namespace
+
+int main() {
+  check_shapes();
+  check_accuracy();
+  check_rows_alone({130, 33, 17});
+  check_rows_alone({33, 910, 5});
+  check_threads();
+  check_chunks();
+  check_special_values();
+  check_control();
+  return report.finish("amx_bf16");
+}
