@@ -31,13 +31,13 @@ Storage = Literal["float32", "bfloat16"]
 
 ISA_VARIABLE = "ANTIPHON_CPU_ISA"
 _KNOWN_ISAS = ("amx", "avx512", "avx2", "portable")
-_PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
+PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
 
 
 def available() -> str | None:
     """None when the native kernels serve on this machine, else the reason why they do not."""
     try:
-        _load()
+        extension()
     except ImportError as error:
         return (
             f"the C++ extension is not there ({error}); install g++ 11 or newer, then install Antiphon again "
@@ -48,7 +48,7 @@ def available() -> str | None:
 
 def supported_isas() -> tuple[str, ...]:
     """The instruction sets that this machine can run, the best first. ImportError without the extension."""
-    return tuple(_load().supported_isas())
+    return tuple(extension().supported_isas())
 
 
 def isa() -> str:
@@ -70,7 +70,7 @@ def isa() -> str:
 def num_threads() -> int:
     """Threads that work on a native kernel, the caller included: the physical cores that this process may use, unless
     set. ImportError without the extension."""
-    return int(_load().num_threads())
+    return int(extension().num_threads())
 
 
 def set_num_threads(num_threads: int) -> None:
@@ -78,7 +78,7 @@ def set_num_threads(num_threads: int) -> None:
     it. ValueError below 1; ImportError without the extension."""
     if num_threads < 1:
         raise ValueError(f"num_threads must be at least 1, got {num_threads}")
-    _load().set_num_threads(num_threads)
+    extension().set_num_threads(num_threads)
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "float32") -> NativePackedLinear:
@@ -91,7 +91,9 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "
     reason = available()
     if reason is not None:
         raise RuntimeError(reason)
-    _check_weight(weight, bias, storage)
+    if storage not in get_args(Storage):
+        raise ValueError(f"storage is {storage!r}; it must be float32 or bfloat16")
+    check_weight(weight, bias)
     form = isa()
     packed = _pack(weight.detach(), storage, form)
     kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
@@ -112,7 +114,7 @@ class NativePackedLinear:
         self._packed = packed  # keeps the memory alive that the kernel's addresses point to
         self._bias = bias
         bias_address = 0 if bias is None else bias.data_ptr()
-        self._kernel: _native.Linear = _load().Linear(
+        self._kernel: _native.Linear = extension().Linear(
             packed.data_ptr(), bias_address, num_columns, num_k, storage, self.isa
         )
 
@@ -164,7 +166,8 @@ class NativePackedLinear:
             raise ValueError(f"{name} is {tuple(operand.shape)}; its last size must be {features}")
 
 
-def _load() -> ModuleType:
+def extension() -> ModuleType:
+    """The C++ extension. ImportError without it."""
     return importlib.import_module("antiphon.kernels._native")
 
 
@@ -174,9 +177,8 @@ def overlap(left: Tensor, right: Tensor) -> bool:
     return starts_before_end and right.data_ptr() < left.data_ptr() + left.nbytes
 
 
-def _check_weight(weight: Tensor, bias: Tensor | None, storage: str) -> None:
-    if storage not in get_args(Storage):
-        raise ValueError(f"storage is {storage!r}; it must be float32 or bfloat16")
+def check_weight(weight: Tensor, bias: Tensor | None) -> None:
+    """TypeError or ValueError unless these are a weight `[N, K]` and a bias `[N]` that can be packed."""
     for name, tensor, dims in (("weight", weight, 2), ("bias", bias, 1)):
         if tensor is None:
             continue
@@ -194,11 +196,11 @@ def _check_weight(weight: Tensor, bias: Tensor | None, storage: str) -> None:
 
 def _pack(weight: Tensor, storage: Storage, isa: str) -> Tensor:
     """The packed weight as bytes, in the layout of `isa`."""
-    native = _load()
+    native = extension()
     num_columns, num_k = weight.shape
     packed = torch.empty(native.packed_bytes(num_columns, num_k, storage, isa), dtype=torch.uint8)
     native.advise_huge_pages(packed.data_ptr(), packed.nbytes)
-    for first in range(0, num_columns, _PACK_ROWS):
-        rows = weight[first : first + _PACK_ROWS].to(torch.float32).contiguous()
+    for first in range(0, num_columns, PACK_ROWS):
+        rows = weight[first : first + PACK_ROWS].to(torch.float32).contiguous()
         native.pack_rows(rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr(), isa)
     return packed

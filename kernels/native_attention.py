@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels import native
-from antiphon.kernels.native_cache import PAGE_TOKENS, STORAGES, addresses, check_cache, check_float32, extension
+from antiphon.kernels.native_cache import PAGE_TOKENS, STORAGES, addresses, check_cache, check_float32
 from antiphon.kernels.ops import AttentionPlan, LayerCache
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _make_planned(plan: AttentionPlan, cache: LayerCache, num_heads: int) -> Pla
             f"block_tables {tuple(tables.shape)}, row_starts {tuple(starts.shape)} and context_tokens "
             f"{tuple(context.shape)} are not those of one number of rows"
         )
-    module = extension()
+    module = native.extension()
     kv_heads, num_slots, head_dim = cache.k.shape
     planned: PlannedAttention = module.PlannedAttention(
         tables.data_ptr(),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
@@ -12,11 +9,6 @@ from antiphon.kernels.ops import LayerCache
 
 PAGE_TOKENS = 64  # csrc/cpu/kv_layer.h
 STORAGES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.int8: "int8"}
-
-
-def extension() -> ModuleType:
-    """The C++ extension. ImportError without it."""
-    return importlib.import_module("antiphon.kernels._native")
 
 
 def check_cache(cache: LayerCache) -> None:

@@ -7,8 +7,6 @@ that the weights' 8 bits are all that is lost. A row's result depends neither on
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,9 +16,6 @@ from antiphon.kernels import native
 
 if TYPE_CHECKING:
     from antiphon.kernels import _native
-
-_PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time; a multiple of every panel's columns
-_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Linear:
@@ -34,13 +29,13 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Li
         raise RuntimeError(reason)
     _check_weight(weight, bias)
     num_columns, num_k = weight.shape
-    extension, isa = _load(), native.isa()
+    extension, isa = native.extension(), native.isa()
     panels = torch.empty(extension.int8_panels_bytes(num_columns, num_k, isa), dtype=torch.int8)
     extension.advise_huge_pages(panels.data_ptr(), panels.nbytes)
     scales = torch.empty(num_columns)
     max_absolute_sum = 0
-    for first in range(0, num_columns, _PACK_ROWS):
-        rows = weight.detach()[first : first + _PACK_ROWS].to(torch.float32).contiguous()
+    for first in range(0, num_columns, native.PACK_ROWS):
+        rows = weight.detach()[first : first + native.PACK_ROWS].to(torch.float32).contiguous()
         found = extension.pack_int8_rows(
             rows.data_ptr(), first, rows.shape[0], num_k, panels.data_ptr(), scales.data_ptr(), isa
         )
@@ -64,7 +59,7 @@ class NativeInt8Linear:
         self.out_features = scales.shape[0]
         self.isa = isa
         self._kept = (panels, scales, bias)  # keeps the memory alive that the kernel's addresses point to
-        self._kernel: _native.Int8Linear = _load().Int8Linear(
+        self._kernel: _native.Int8Linear = native.extension().Int8Linear(
             panels.data_ptr(),
             scales.data_ptr(),
             0 if bias is None else bias.data_ptr(),
@@ -115,10 +110,6 @@ def _partly(out: Tensor, residual: Tensor) -> bool:
     return out.data_ptr() != residual.data_ptr() and native.overlap(out, residual)
 
 
-def _load() -> ModuleType:
-    return importlib.import_module("antiphon.kernels._native")
-
-
 def _check_operand(name: str, operand: Tensor, shape: tuple[int, ...]) -> None:
     if operand.dtype != torch.float32 or operand.device.type != "cpu":
         raise TypeError(f"{name} is {operand.dtype} on {operand.device}; this layer takes float32 on the CPU")
@@ -127,18 +118,7 @@ def _check_operand(name: str, operand: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_weight(weight: Tensor, bias: Tensor | None) -> None:
-    for name, tensor, dims in (("weight", weight, 2), ("bias", bias, 1)):
-        if tensor is None:
-            continue
-        if tensor.dtype not in _WEIGHT_DTYPES or tensor.device.type != "cpu":
-            raise TypeError(
-                f"{name} is {tensor.dtype} on {tensor.device}; need float32, bfloat16 or float16 on the CPU"
-            )
-        if tensor.dim() != dims:
-            raise ValueError(f"{name} is {tuple(tensor.shape)}; it must have {dims} dimension(s)")
-    if 0 in weight.shape:
-        raise ValueError(f"weight is {tuple(weight.shape)}; neither size may be 0")
-    if weight.shape[1] > _load().MAX_INT8_LINEAR_K:
-        raise ValueError(f"weight is {tuple(weight.shape)}; int8 takes at most {_load().MAX_INT8_LINEAR_K} inputs")
-    if bias is not None and bias.shape[0] != weight.shape[0]:
-        raise ValueError(f"bias is {tuple(bias.shape)}; weight {tuple(weight.shape)} needs ({weight.shape[0]},)")
+    native.check_weight(weight, bias)
+    most = native.extension().MAX_INT8_LINEAR_K
+    if weight.shape[1] > most:
+        raise ValueError(f"weight is {tuple(weight.shape)}; int8 takes at most {most} inputs")

@@ -6,7 +6,6 @@ A decode step makes some hundred of these calls on a few rows each, so the check
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -43,8 +42,7 @@ class LayerOps:
         if reason is not None:
             raise RuntimeError(reason)
         self.isa = native.isa()
-        extension = importlib.import_module("antiphon.kernels._native")
-        self._kernels: _native.LayerOps = extension.LayerOps(self.isa)
+        self._kernels: _native.LayerOps = native.extension().LayerOps(self.isa)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `ops.RmsNorm`; contiguous. x may be a view `[rows, size]` or `[tokens, heads, size]` of a wider matrix,

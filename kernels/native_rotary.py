@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from antiphon.kernels.native_cache import STORAGES, addresses, check_cache, check_float32, extension
+from antiphon.kernels import native
+from antiphon.kernels.native_cache import STORAGES, addresses, check_cache, check_float32
 from antiphon.kernels.ops import LayerCache
 
 
@@ -31,7 +32,7 @@ def rotary_and_store(
             )
     _check_angles(cos, sin, num_tokens, head_dim)
     _check_slots(slots, num_tokens, num_slots)
-    module = extension()
+    module = native.extension()
     out = torch.empty(num_tokens, num_heads, head_dim)
     module.rotary_and_store(
         *(number for x in (q, k, v) for number in (x.data_ptr(), x.stride(0))),

@@ -253,7 +253,7 @@ def run_python(code: str) -> str:
 
 def test_the_extension_brings_no_openmp_runtime() -> None:
     """OpenMP's threads spin beside a busy process; the pool's own sleep."""
-    path = native._load().__file__
+    path = native.extension().__file__
     load = f"from importlib.util import *\nmodule_from_spec(spec_from_file_location('_native', {path!r}))"
     code = f"{load}\nprint(open('/proc/self/maps').read())"
     maps = run_python(code)

@@ -67,7 +67,7 @@ def test_the_extension_has_the_real_instructions(instruction: str, disassembly: 
 @pytest.fixture(scope="module")
 def disassembly() -> str:
     """The extension's instructions, one space between mnemonic and operands."""
-    path = native._load().__file__
+    path = native.extension().__file__
     assert path is not None
     command = ["objdump", "--disassemble", "--no-show-raw-insn", path]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
