@@ -248,8 +248,16 @@ def test_doctor_says_who_serves_each_operation(capsys: pytest.CaptureFixture[str
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     pieces = ("processor", "torch", "paged_attention", "rms_norm", "qwen2.5-coder-0.5b", "memory", "native uses")
-    for piece in (*pieces, f"{native.isa()} (ANTIPHON_CPU_ISA may choose of"):
+    for piece in (*pieces, f"{native.isa()} (ANTIPHON_CPU_ISA can ask for"):
         assert piece in out, piece
+
+
+def test_doctor_refuses_an_instruction_set_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_CPU_ISA", "mmx")
+    assert main(["doctor"]) == 2
+    assert "ANTIPHON_CPU_ISA is 'mmx'" in capsys.readouterr().err
 
 
 def test_models_list_names_every_embedded_model(

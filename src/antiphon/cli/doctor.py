@@ -70,12 +70,17 @@ def _version_lines() -> Iterator[tuple[str, str, str]]:
 
 
 def _native_use() -> str:
+    from antiphon.engine.errors import InputError
     from antiphon.kernels import native
 
     if native.available() is not None:
         return "nothing: see operations"
-    others = ", ".join(native.supported_isas())
-    return f"{native.isa()} ({native.ISA_VARIABLE} may choose of {others}), {native.num_threads()} threads"
+    try:
+        isa = native.isa()
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    there = ", ".join(native.supported_isas())
+    return f"{isa} ({native.ISA_VARIABLE} can ask for {there}), {native.num_threads()} threads"
 
 
 def _operation_lines() -> Iterator[tuple[str, str, str]]:
