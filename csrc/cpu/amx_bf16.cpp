@@ -61,7 +61,7 @@ struct Bf16Product {
 
 // One panel: [step][half][line = pair of k][16 columns][2].
 void pack_panel(const float* rows, std::ptrdiff_t num_columns, std::ptrdiff_t num_k, std::uint16_t* out) {
-  const std::ptrdiff_t padded_k = amx::ceil_div(num_k, kAmxBf16StepK) * kAmxBf16StepK;
+  const std::ptrdiff_t padded_k = ceil_div(num_k, kAmxBf16StepK) * kAmxBf16StepK;
   for (std::ptrdiff_t step = 0; step < padded_k; step += kAmxBf16StepK) {
     for (std::ptrdiff_t half = 0; half < kAmxPanelColumns; half += 16) {
       for (std::ptrdiff_t k = step; k < step + kAmxBf16StepK; k += 2) {
@@ -76,19 +76,19 @@ void pack_panel(const float* rows, std::ptrdiff_t num_columns, std::ptrdiff_t nu
 }
 
 std::ptrdiff_t panel_bytes(std::ptrdiff_t num_k) {
-  return amx::ceil_div(num_k, kAmxBf16StepK) * amx::kPanelStepBytes;
+  return ceil_div(num_k, kAmxBf16StepK) * amx::kPanelStepBytes;
 }
 
 }  // namespace
 
 std::size_t amx_bf16_packed_bytes(std::ptrdiff_t num_columns, std::ptrdiff_t num_k) {
-  return static_cast<std::size_t>(amx::ceil_div(num_columns, kAmxPanelColumns) * panel_bytes(num_k));
+  return static_cast<std::size_t>(ceil_div(num_columns, kAmxPanelColumns) * panel_bytes(num_k));
 }
 
 void amx_bf16_pack_rows(const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
                         void* packed) {
   char* out = static_cast<char*>(packed) + first_row / kAmxPanelColumns * panel_bytes(num_k);
-  parallel_for(amx::ceil_div(num_rows, kAmxPanelColumns), [&](std::ptrdiff_t panel, int) {
+  parallel_for(ceil_div(num_rows, kAmxPanelColumns), [&](std::ptrdiff_t panel, int) {
     const std::ptrdiff_t row = panel * kAmxPanelColumns;
     pack_panel(rows + row * num_k, std::min(kAmxPanelColumns, num_rows - row), num_k,
                reinterpret_cast<std::uint16_t*>(out + panel * panel_bytes(num_k)));
@@ -100,7 +100,7 @@ void amx_bf16_linear(const AmxBf16Weight& weight, const float* bias, const float
   if (num_rows == 0) return;
   const Bf16Product product{x, bias, residual, y, weight.num_columns, weight.num_k};
   amx::run_product(product, weight.data,
-                   amx::Shape{num_rows, weight.num_columns, amx::ceil_div(weight.num_k, kAmxBf16StepK)});
+                   amx::Shape{num_rows, weight.num_columns, ceil_div(weight.num_k, kAmxBf16StepK)});
 }
 
 }  // namespace antiphon::cpu

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "cpu/avx512.h"
+#include "cpu/rounding.h"
 
 namespace antiphon::cpu::amx {
 
@@ -23,7 +24,6 @@ constexpr std::ptrdiff_t kPanelStepBytes = 2 * kTileBytes;
 constexpr std::ptrdiff_t kBlockRows = 2 * kTileLines;
 constexpr std::ptrdiff_t kSumsBytes = 4 * kTileBytes;  // of one block: [tile of rows][half of the panel]
 
-inline std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
 
 // Tile registers: 0-3 are sums [tile of rows][half], 4-5 are x, 6-7 the weight.
 struct alignas(64) TileConfig {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cpu/pool.h"
+#include "cpu/rounding.h"
 #include "cpu/workspace.h"
 
 namespace antiphon::cpu {
@@ -14,7 +15,6 @@ namespace {
 constexpr std::ptrdiff_t kLineBytes = 64;
 constexpr double kLog2E = 1.4426950408889634;
 
-std::ptrdiff_t round_up(std::ptrdiff_t value, std::ptrdiff_t step) { return (value + step - 1) / step * step; }
 
 // What an item needs to go from block to block, in one thread's workspace. Rows are tokens x grouped heads, member
 // after member, token after token.

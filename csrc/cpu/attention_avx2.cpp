@@ -1,22 +1,13 @@
 // AVX2 + FMA attention: a tile's scores and sums stay in registers over a whole chain.
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #include <algorithm>
 #include <limits>
 
 #include "cpu/attention.h"
-
-#define ANTIPHON_AVX2 __attribute__((target("avx2,fma")))
-#define ANTIPHON_INLINE ANTIPHON_AVX2 __attribute__((always_inline)) inline
+#include "cpu/avx2.h"
 
 namespace antiphon::cpu {
 namespace {
-
-// sum += x * line, in place. As an intrinsic, g++ 12 picks forms that overwrite x or line, and spills sums to make up.
-ANTIPHON_INLINE void multiply_add(__m256& sum, const __m256& x, const __m256& line) {
-  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(line));
-}
 
 // Panels taken at once, so that there are 8 chains or more to fill two units of 4 cycles' latency.
 template <int kRows>
@@ -37,7 +28,7 @@ struct Prefetch {
 
 // sums[row] += a[row][k] * b[panel][k][16] over ascending k: one chain for each element.
 template <int kRows, int kPanels>
-ANTIPHON_INLINE void chain(__m256 (&sums)[kRows][2 * kPanels], const float* a, std::ptrdiff_t a_row_stride,
+ANTIPHON_AVX2_INLINE void chain(__m256 (&sums)[kRows][2 * kPanels], const float* a, std::ptrdiff_t a_row_stride,
                            const float* b, std::ptrdiff_t b_panel_stride, std::ptrdiff_t num_k,
                            Prefetch& prefetch) {
   const auto step = [&](std::ptrdiff_t k) ANTIPHON_AVX2 __attribute__((always_inline)) {
@@ -75,7 +66,7 @@ ANTIPHON_INLINE void chain(__m256 (&sums)[kRows][2 * kPanels], const float* a, s
 
 // scores[row][64] of kPanels panels of keys from `panel` on.
 template <int kRows, int kPanels>
-ANTIPHON_INLINE void score_panels(const AttentionTile& tile, std::ptrdiff_t panel, float* scores,
+ANTIPHON_AVX2_INLINE void score_panels(const AttentionTile& tile, std::ptrdiff_t panel, float* scores,
                                   Prefetch& prefetch) {
   __m256 sums[kRows][2 * kPanels];
 #pragma GCC unroll 6
@@ -97,7 +88,7 @@ ANTIPHON_INLINE void score_panels(const AttentionTile& tile, std::ptrdiff_t pane
 
 // 2^x for x <= 0 within 1 unit in the last place, 0 below -126; NaN stays NaN. Relative error of the polynomial on
 // [-1/2, 1/2]: 1.6e-8.
-ANTIPHON_INLINE __m256 exp2_of_negative(__m256 x) {
+ANTIPHON_AVX2_INLINE __m256 exp2_of_negative(__m256 x) {
   const __m256 magic = _mm256_set1_ps(0x1.8p23f);  // adding it rounds to an integer, which its low bits then hold
   const __m256 shifted = _mm256_add_ps(x, magic);
   const __m256 f = _mm256_sub_ps(x, _mm256_sub_ps(shifted, magic));
@@ -114,13 +105,13 @@ ANTIPHON_INLINE __m256 exp2_of_negative(__m256 x) {
   return _mm256_or_ps(kept, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));  // all bits set is a NaN
 }
 
-ANTIPHON_INLINE float lane_max(__m256 x) {
+ANTIPHON_AVX2_INLINE float lane_max(__m256 x) {
   __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   half = _mm_max_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 
-ANTIPHON_INLINE float lane_sum(__m256 x) {
+ANTIPHON_AVX2_INLINE float lane_sum(__m256 x) {
   __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   half = _mm_add_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
@@ -129,7 +120,7 @@ ANTIPHON_INLINE float lane_sum(__m256 x) {
 // scores[64] of one row become its weights; returns the correction of what was summed so far. kSeen is 64, or 0 when
 // num_seen is to be looked at.
 template <int kSeen>
-ANTIPHON_INLINE float soften(const AttentionTile& tile, int row, std::ptrdiff_t num_seen, float* scores) {
+ANTIPHON_AVX2_INLINE float soften(const AttentionTile& tile, int row, std::ptrdiff_t num_seen, float* scores) {
   const std::ptrdiff_t seen = kSeen > 0 ? kSeen : num_seen;
   const __m256 nothing = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
   const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -168,7 +159,7 @@ ANTIPHON_INLINE float soften(const AttentionTile& tile, int row, std::ptrdiff_t 
 
 // accumulator = correction * accumulator + weights * values over keys [first, end), for kPanels panels of columns.
 template <int kRows, int kPanels>
-ANTIPHON_INLINE void add_values(const AttentionTile& tile, std::ptrdiff_t panel, std::ptrdiff_t row_stride,
+ANTIPHON_AVX2_INLINE void add_values(const AttentionTile& tile, std::ptrdiff_t panel, std::ptrdiff_t row_stride,
                                 int first_row, const float* weights, const float* corrections, std::ptrdiff_t first,
                                 std::ptrdiff_t end, Prefetch& prefetch) {
   const std::ptrdiff_t panel_stride = tile.num_keys * kPanel;
@@ -195,7 +186,7 @@ ANTIPHON_INLINE void add_values(const AttentionTile& tile, std::ptrdiff_t panel,
 }
 
 template <int kRows>
-ANTIPHON_INLINE void add_all_values(const AttentionTile& tile, int first_row, const float* weights,
+ANTIPHON_AVX2_INLINE void add_all_values(const AttentionTile& tile, int first_row, const float* weights,
                                     const float* corrections, std::ptrdiff_t first, std::ptrdiff_t end,
                                     Prefetch& prefetch) {
   constexpr int kPanels = kPanelsAtOnce<kRows>;
@@ -253,17 +244,17 @@ float widen_one(float value) { return value; }
 float widen_one(std::int8_t value) { return static_cast<float>(value); }
 float widen_one(std::uint16_t value) { return __builtin_bit_cast(float, static_cast<std::uint32_t>(value) << 16); }
 
-ANTIPHON_INLINE __m256 widen_eight(const float* from) { return _mm256_loadu_ps(from); }
-ANTIPHON_INLINE __m256 widen_eight(const std::uint16_t* from) {
+ANTIPHON_AVX2_INLINE __m256 widen_eight(const float* from) { return _mm256_loadu_ps(from); }
+ANTIPHON_AVX2_INLINE __m256 widen_eight(const std::uint16_t* from) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-ANTIPHON_INLINE __m256 widen_eight(const std::int8_t* from) {
+ANTIPHON_AVX2_INLINE __m256 widen_eight(const std::int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
 
 // Keys 0-7 of `rows`, elements 0-7, to packed[element][0..7] of lines of 16.
-ANTIPHON_INLINE void transpose_eight(const float* const* rows, std::ptrdiff_t element, float* packed) {
+ANTIPHON_AVX2_INLINE void transpose_eight(const float* const* rows, std::ptrdiff_t element, float* packed) {
   __m256 r[8], pairs[8], quads[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(rows[i] + element);
@@ -286,29 +277,29 @@ ANTIPHON_INLINE void transpose_eight(const float* const* rows, std::ptrdiff_t el
   }
 }
 
-ANTIPHON_INLINE void transpose_panel(const float* const* rows, std::ptrdiff_t element, float* packed) {
+ANTIPHON_AVX2_INLINE void transpose_panel(const float* const* rows, std::ptrdiff_t element, float* packed) {
   transpose_eight(rows, element, packed);
   transpose_eight(rows + 8, element, packed + 8);
 }
 
 // Sixteen bits of a key's element, in place: bfloat16 bits, or an int8 widened.
-ANTIPHON_INLINE __m128i load_sixteens(const std::uint16_t* from) {
+ANTIPHON_AVX2_INLINE __m128i load_sixteens(const std::uint16_t* from) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
-ANTIPHON_INLINE __m128i load_sixteens(const std::int8_t* from) {
+ANTIPHON_AVX2_INLINE __m128i load_sixteens(const std::int8_t* from) {
   return _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 }
 
 // Eight of them as the upper halves of eight 32-bit words, to float32.
-ANTIPHON_INLINE __m256 widen_upper(__m256i words, const std::uint16_t*) { return _mm256_castsi256_ps(words); }
-ANTIPHON_INLINE __m256 widen_upper(__m256i words, const std::int8_t*) {
+ANTIPHON_AVX2_INLINE __m256 widen_upper(__m256i words, const std::uint16_t*) { return _mm256_castsi256_ps(words); }
+ANTIPHON_AVX2_INLINE __m256 widen_upper(__m256i words, const std::int8_t*) {
   return _mm256_cvtepi32_ps(_mm256_srai_epi32(words, 16));
 }
 
 // 16 keys x 8 elements, transposed while they are narrow. The lanes hold keys 0-3, 8-11 and 4-7, 12-15, so that
 // unpacking a lane's low and high halves against zeros yields keys 0-7 and 8-15 in order.
 template <typename T>
-ANTIPHON_INLINE void transpose_panel(const T* const* rows, std::ptrdiff_t element, float* packed) {
+ANTIPHON_AVX2_INLINE void transpose_panel(const T* const* rows, std::ptrdiff_t element, float* packed) {
   __m256i r[8], pairs[8], quads[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {

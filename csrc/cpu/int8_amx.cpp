@@ -76,7 +76,7 @@ void product(const Int8Weight& weight, const float* bias, const float* x, std::p
   thread_local Workspace workspace;
   const Int8Product product{weight, x, bias, residual, y, workspace.at_least<float>(num_rows)};
   amx::run_product(product, weight.panels,
-                   amx::Shape{num_rows, weight.num_columns, amx::ceil_div(weight.num_k, kStepK)});
+                   amx::Shape{num_rows, weight.num_columns, ceil_div(weight.num_k, kStepK)});
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/pool.h"
+#include "cpu/rounding.h"
 #include "cpu/workspace.h"
 
 namespace antiphon::cpu {
@@ -20,8 +21,6 @@ constexpr std::ptrdiff_t kBlockStep = 64;                // blocks of k are mult
 constexpr std::ptrdiff_t kInPlaceElements = 1 << 15;     // packing less x than this costs less than waking a thread
 constexpr std::ptrdiff_t kPrefetchDistance = 4 << 10;    // ahead in a stream of panels from memory
 
-std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
-std::ptrdiff_t round_up(std::ptrdiff_t a, std::ptrdiff_t b) { return ceil_div(a, b) * b; }
 
 // One call: what is multiplied, and the packed rows of x of one chunk, [row blocks][K][rows of the block].
 struct Call {

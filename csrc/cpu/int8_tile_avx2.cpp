@@ -3,14 +3,10 @@
 // A step of two k is 12 vpmaddwd and 12 vpaddd for what float32 does in 24 vfmadd. On Zen 3 all else hides behind them:
 // in registers alone they take 7.6 cycles (additions also go to the two pipes that multiply), in this loop 7.8.
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #include <cstring>
 
+#include "cpu/avx2.h"
 #include "cpu/int8_pairs.h"
-
-#define ANTIPHON_AVX2 __attribute__((target("avx2,fma")))
-#define ANTIPHON_AVX2_INLINE ANTIPHON_AVX2 __attribute__((always_inline)) inline
 
 namespace antiphon::cpu {
 namespace {

@@ -1,18 +1,14 @@
 // AVX2 + FMA row functions. The elements past the last whole vector are loaded under a mask, as zeros or -inf, and go
 // through the same code, so that no element's value depends on where a row ends.
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "cpu/avx2.h"
 #include "cpu/exp_avx2.h"
 #include "cpu/layer_ops.h"
-
-#define ANTIPHON_AVX2 __attribute__((target("avx2,fma")))
-#define ANTIPHON_INLINE __attribute__((target("avx2,fma"), always_inline)) inline
 
 namespace antiphon::cpu {
 namespace {
@@ -22,27 +18,27 @@ constexpr std::ptrdiff_t kLanes = 32;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // All bits set in the first `count` elements, count 0..8.
-ANTIPHON_INLINE __m256i first_elements(std::ptrdiff_t count) {
+ANTIPHON_AVX2_INLINE __m256i first_elements(std::ptrdiff_t count) {
   const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), index);
 }
 
 // A vector at data + k, of which the row has `size - k` elements; the rest are `missing`.
-ANTIPHON_INLINE __m256 load(const float* data, std::ptrdiff_t k, std::ptrdiff_t size, float missing) {
+ANTIPHON_AVX2_INLINE __m256 load(const float* data, std::ptrdiff_t k, std::ptrdiff_t size, float missing) {
   if (k + kVector <= size) return _mm256_loadu_ps(data + k);
   const __m256i mask = first_elements(std::max<std::ptrdiff_t>(0, size - k));
   const __m256 there = _mm256_maskload_ps(data + std::min(k, size), mask);
   return _mm256_blendv_ps(_mm256_set1_ps(missing), there, _mm256_castsi256_ps(mask));
 }
 
-ANTIPHON_INLINE float sum_of(const __m256 (&lanes)[4]) {
+ANTIPHON_AVX2_INLINE float sum_of(const __m256 (&lanes)[4]) {
   const __m256 eight = _mm256_add_ps(_mm256_add_ps(lanes[0], lanes[2]), _mm256_add_ps(lanes[1], lanes[3]));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-ANTIPHON_INLINE float largest_of(const __m256 (&lanes)[4]) {
+ANTIPHON_AVX2_INLINE float largest_of(const __m256 (&lanes)[4]) {
   const __m256 eight = _mm256_max_ps(_mm256_max_ps(lanes[0], lanes[2]), _mm256_max_ps(lanes[1], lanes[3]));
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
@@ -71,7 +67,7 @@ ANTIPHON_AVX2 void rms_norm_row(const float* x, const float* weight, std::ptrdif
   }
 }
 
-ANTIPHON_INLINE __m256 silu_and_mul(__m256 gate, __m256 up) {
+ANTIPHON_AVX2_INLINE __m256 silu_and_mul(__m256 gate, __m256 up) {
   const __m256 one = _mm256_set1_ps(1.0f);
   const __m256 minus_gate = _mm256_xor_ps(gate, _mm256_set1_ps(-0.0f));
   return _mm256_mul_ps(_mm256_div_ps(gate, _mm256_add_ps(one, exp_avx2(minus_gate))), up);
@@ -129,7 +125,7 @@ ANTIPHON_AVX2 PartialSoftmax partial_softmax(const float* logits, std::ptrdiff_t
 
 // Values from k on, those that are not allowed as -inf; `nan` collects where one is NaN.
 template <bool kMasked>
-ANTIPHON_INLINE __m256 load_allowed(const float* values, const std::uint8_t* allowed, std::ptrdiff_t k,
+ANTIPHON_AVX2_INLINE __m256 load_allowed(const float* values, const std::uint8_t* allowed, std::ptrdiff_t k,
                                     std::ptrdiff_t size, __m256& nan) {
   const __m256 value = load(values, k, size, kMinusInfinity);
   nan = _mm256_or_ps(nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q));

@@ -6,6 +6,7 @@
 
 #include "cpu/bfloat16.h"
 #include "cpu/pool.h"
+#include "cpu/rounding.h"
 #include "cpu/workspace.h"
 
 namespace antiphon::cpu {
@@ -18,7 +19,6 @@ constexpr std::ptrdiff_t kTasksPerThread = 4;     // at least, where there is th
 constexpr std::ptrdiff_t kStreamedPanels = 4;     // panels of a task that has few rows
 constexpr std::ptrdiff_t kPackedRowBlocks = 4;    // row blocks of x that one task packs
 
-std::ptrdiff_t ceil_div(std::ptrdiff_t a, std::ptrdiff_t b) { return (a + b - 1) / b; }
 
 // Where column `column` of a panel stands in a line of bfloat16.
 std::ptrdiff_t bfloat16_place(std::ptrdiff_t column) {

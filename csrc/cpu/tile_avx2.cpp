@@ -1,19 +1,16 @@
 // AVX2 + FMA tiles: the sums of a tile stay in registers over a whole block of k.
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #include <cstring>
 
+#include "cpu/avx2.h"
 #include "cpu/linear.h"
-
-#define ANTIPHON_AVX2 __attribute__((target("avx2,fma")))
 
 namespace antiphon::cpu {
 namespace {
 
 // One line of a panel, widened to float32: columns 0-7 and 8-15.
 template <Storage kStorage>
-ANTIPHON_AVX2 __attribute__((always_inline)) inline void load_line(const char* line, __m256& low, __m256& high) {
+ANTIPHON_AVX2_INLINE void load_line(const char* line, __m256& low, __m256& high) {
   if constexpr (kStorage == Storage::kFloat32) {
     low = _mm256_loadu_ps(reinterpret_cast<const float*>(line));
     high = _mm256_loadu_ps(reinterpret_cast<const float*>(line) + 8);
@@ -24,14 +21,9 @@ ANTIPHON_AVX2 __attribute__((always_inline)) inline void load_line(const char* l
   }
 }
 
-// sum += x * line, in place. As an intrinsic, g++ 12 picks forms that overwrite x or line, and spills sums to make up.
-ANTIPHON_AVX2 __attribute__((always_inline)) inline void multiply_add(__m256& sum, const __m256& x, const __m256& line) {
-  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(line));
-}
-
 // sums += values[0, num_columns), of which none past the end is read.
-ANTIPHON_AVX2 __attribute__((always_inline)) inline void add_columns(const float* values, std::ptrdiff_t num_columns,
-                                                                      __m256& low, __m256& high) {
+ANTIPHON_AVX2_INLINE void add_columns(const float* values, std::ptrdiff_t num_columns, __m256& low,
+                                      __m256& high) {
   alignas(32) float padded[kPanelColumns] = {};
   if (num_columns < kPanelColumns) {
     std::memcpy(padded, values, sizeof(float) * static_cast<std::size_t>(num_columns));
@@ -42,7 +34,7 @@ ANTIPHON_AVX2 __attribute__((always_inline)) inline void add_columns(const float
 }
 
 template <int kRows>
-ANTIPHON_AVX2 __attribute__((always_inline)) inline void store(const Tile& tile, const __m256 (&sums)[kRows][2]) {
+ANTIPHON_AVX2_INLINE void store(const Tile& tile, const __m256 (&sums)[kRows][2]) {
 #pragma GCC unroll 6
   for (int row = 0; row < kRows; ++row) {
     float* c = tile.c + row * tile.c_row_stride;
