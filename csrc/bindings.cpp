@@ -5,17 +5,16 @@
 #include <string>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
+#include "cpu/amx_mlp.h"
 #include "cpu/attention.h"
 #include "cpu/cpu_features.h"
+#include "cpu/huge_pages.h"
 #include "cpu/layer_ops.h"
 #include "cpu/linear_forms.h"
 #include "cpu/log_prob.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
+#include "cpu/rounding.h"
 
 namespace py = pybind11;
 using namespace antiphon::cpu;
@@ -31,19 +30,6 @@ Storage parse_storage(const std::string& name) {
   if (name == "float32") return Storage::kFloat32;
   if (name == "bfloat16") return Storage::kBfloat16;
   throw py::value_error("storage is '" + name + "', it must be float32 or bfloat16");
-}
-
-// Asks for huge pages on the whole 2 MiB pages inside [address, address + num_bytes). A hint: failure changes nothing.
-void advise_huge_pages(std::uintptr_t address, std::size_t num_bytes) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t kHuge = std::uintptr_t{2} << 20;
-  const std::uintptr_t first = (address + kHuge - 1) / kHuge * kHuge;
-  const std::uintptr_t end = (address + num_bytes) / kHuge * kHuge;
-  if (first < end) madvise(pointer<void>(first), end - first, MADV_HUGEPAGE);
-#else
-  (void)address;
-  (void)num_bytes;
-#endif
 }
 
 void bind_pack_rows(std::uintptr_t rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t num_k,
@@ -150,6 +136,48 @@ void bind_int8_linear(py::module_& m) {
 }
 
 // ---- end of int8 linear ----
+
+// A packed gated MLP (kernels/native_mlp.py): int8 where its scales are there, else bfloat16.
+class GatedMlp {
+ public:
+  GatedMlp(std::uintptr_t gate_up, std::uintptr_t gate_up_scales, std::int32_t gate_up_sum, std::uintptr_t down,
+           std::uintptr_t down_scales, std::int32_t down_sum, std::ptrdiff_t num_k, std::ptrdiff_t size,
+           std::ptrdiff_t num_outputs, const std::string& isa)
+      : is_int8_(gate_up_scales != 0),
+        gate_up_(weight(gate_up, gate_up_scales, ceil_div(size, kGatedColumns) * 2 * kGatedColumns, num_k, gate_up_sum)),
+        down_(weight(down, down_scales, num_outputs, size, down_sum)) {
+    if (parse_isa(isa) != Isa::kAmx) throw py::value_error("the gated MLP is for amx alone, asked for '" + isa + "'");
+  }
+
+  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t residual, std::uintptr_t y) const {
+    py::gil_scoped_release release;
+#if defined(__x86_64__)
+    const float* rows = pointer<const float>(x);
+    const float* added = pointer<const float>(residual);
+    if (is_int8_) return amx_int8_mlp(gate_up_, down_, rows, num_rows, added, pointer<float>(y));
+    amx_bf16_mlp(bf16(gate_up_), bf16(down_), rows, num_rows, added, pointer<float>(y));
+#endif
+  }
+
+ private:
+  static Int8Weight weight(std::uintptr_t panels, std::uintptr_t scales, std::ptrdiff_t num_columns,
+                           std::ptrdiff_t num_k, std::int32_t max_absolute_sum) {
+    return {pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k,
+            int8_levels(int8_form(Isa::kAmx), max_absolute_sum)};
+  }
+  static AmxBf16Weight bf16(const Int8Weight& weight) { return {weight.panels, weight.num_columns, weight.num_k}; }
+
+  bool is_int8_;
+  Int8Weight gate_up_;
+  Int8Weight down_;
+};
+
+void bind_gated_mlp(py::module_& m) {
+  py::class_<GatedMlp>(m, "GatedMlp")
+      .def(py::init<std::uintptr_t, std::uintptr_t, std::int32_t, std::uintptr_t, std::uintptr_t, std::int32_t,
+                    std::ptrdiff_t, std::ptrdiff_t, std::ptrdiff_t, const std::string&>())
+      .def("run", &GatedMlp::run, py::arg("x"), py::arg("num_rows"), py::arg("residual"), py::arg("y"));
+}
 
 // Attention and rotary_and_store: kernels/native_attention.py, kernels/native_rotary.py.
 
@@ -352,6 +380,7 @@ PYBIND11_MODULE(_native, m) {
            py::arg("isa"))
       .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
   bind_int8_linear(m);
+  bind_gated_mlp(m);
   bind_attention(m);
   bind_layer_ops(m);
 }

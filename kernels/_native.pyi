@@ -23,6 +23,22 @@ class Int8Linear:
     ) -> None: ...
     def run(self, x: int, num_rows: int, residual: int, y: int) -> None: ...
 
+class GatedMlp:
+    def __init__(
+        self,
+        gate_up: int,
+        gate_up_scales: int,
+        gate_up_sum: int,
+        down: int,
+        down_scales: int,
+        down_sum: int,
+        num_k: int,
+        size: int,
+        num_outputs: int,
+        isa: str,
+    ) -> None: ...
+    def run(self, x: int, num_rows: int, residual: int, y: int) -> None: ...
+
 class KvShape:
     def __init__(self, storage: str, num_kv_heads: int, num_slots: int, head_dim: int) -> None: ...
 

@@ -21,6 +21,7 @@ OPERATIONS = (
     "rotary_and_store",
     "paged_attention",
     "silu_and_mul",
+    "gated_mlp",
     "copy_pages",
     "log_prob",
     "peak",
@@ -117,6 +118,25 @@ class SiluAndMul(Protocol):
     def __call__(self, gate_up: Tensor) -> Tensor: ...
 
 
+class PackedGatedMlp(Protocol):
+    """The three weights of a gated MLP in the form its kernel reads."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`x [tokens, in]` → `(silu(x @ gate.T) * (x @ up.T)) @ down.T + residual`, a new `[tokens, in]`, in x's
+        dtype."""
+
+
+class PackGatedMlp(Protocol):
+    """Operation `gated_mlp`: packs `gate, up [size, in]` and `down [in, size]` once, as `linear` does with a weight. A
+    fused form may round what is between the products to bfloat16."""
+
+    def __call__(self, gate: Tensor, up: Tensor, down: Tensor) -> PackedGatedMlp: ...
+
+
 class CopyPages(Protocol):
     """Copies whole pages within a pool `[layers, kv_heads, slots, head_dim]` or its scales `[layers, kv_heads, slots]`:
     page `source[i]` to `target[i]`."""
@@ -141,7 +161,8 @@ class FindPeak(Protocol):
 
 @dataclass(frozen=True)
 class KernelSet:
-    """The chosen kernel of every operation, for one model on one device."""
+    """The chosen kernel of every operation, for one model on one device. Without `gated_mlp` a model makes it of
+    `linear` and `silu_and_mul`."""
 
     embedding: Embedding
     linear: PackLinear
@@ -149,6 +170,7 @@ class KernelSet:
     rotary_and_store: RotaryAndStore
     paged_attention: PagedAttention
     silu_and_mul: SiluAndMul
+    gated_mlp: PackGatedMlp | None
     copy_pages: CopyPages
     log_prob: LogProb
     peak: FindPeak

@@ -16,6 +16,7 @@ from antiphon.kernels import (
     native_cache,
     native_int8,
     native_layer,
+    native_mlp,
     native_rotary,
     reference,
     reference_int8,
@@ -29,11 +30,11 @@ Reason = Callable[[KernelContext], str | None]
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute an operation. `reason` returns why it cannot serve, or None. With `is_factory`, `kernel()`
-    gives the kernel, once it has been chosen."""
+    gives the kernel, once it has been chosen. No kernel: the model makes the operation of others."""
 
     name: str
     reason: Reason
-    kernel: Callable[..., Any]
+    kernel: Callable[..., Any] | None
     is_factory: bool = False
 
 
@@ -48,7 +49,7 @@ class OperationReport:
 def candidates(operation: str) -> tuple[Candidate, ...]:
     """All candidates of an operation, in the order they are tried."""
     last_reason = reference.linear_reason if operation == "linear" else _serves
-    last = Candidate("reference", last_reason, getattr(reference, operation))
+    last = Candidate("reference", last_reason, getattr(reference, operation, None))
     layer = Candidate("native", _all(_native_reason, _native_weight_reason), partial(_native_layer, operation), True)
     fast = {
         "embedding": (layer,),
@@ -68,6 +69,12 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
             Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),
         ),
         "silu_and_mul": (layer, Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul)),
+        "gated_mlp": (
+            Candidate("native", _all(_native_reason, _bfloat16_reason, native_mlp.reason), native_mlp.pack_gated_mlp),
+            Candidate(
+                "native_int8", _all(_native_reason, _int8_reason, native_mlp.reason), native_mlp.pack_int8_gated_mlp
+            ),
+        ),
         "log_prob": (layer,),
         "peak": (layer,),
     }
@@ -77,7 +84,7 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:
     """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests); a
     name stands for its int8 form too. Raises `ValueError` with every candidate's reason where none can serve."""
-    chosen: dict[str, Callable[..., Any]] = {}
+    chosen: dict[str, Any] = {}
     known = {candidate.name.removesuffix("_int8") for operation in OPERATIONS for candidate in candidates(operation)}
     if only is not None and only not in known:
         raise ValueError(f"no kernels are named {only!r}, there are {', '.join(sorted(known))}")
@@ -85,7 +92,9 @@ def choose_kernels(context: KernelContext, *, only: str | None = None) -> Kernel
         for candidate in candidates(operation):
             wanted = only is None or candidate.name.removesuffix("_int8") in (only, "reference")
             if wanted and candidate.reason(context) is None:
-                chosen[operation] = candidate.kernel() if candidate.is_factory else candidate.kernel
+                chosen[operation] = (
+                    candidate.kernel() if candidate.kernel and candidate.is_factory else candidate.kernel
+                )
                 break
         else:
             reasons = "; ".join(f"{name}: {reason}" for name, _, reason in _report(operation, context).candidates)
@@ -136,6 +145,12 @@ def _native_layer(operation: str) -> Callable[..., Any]:
 
 def _int8_reason(context: KernelContext) -> str | None:
     return None if context.weight_dtype == torch.int8 else f"serves int8 weights only, asked for {context.weight_dtype}"
+
+
+def _bfloat16_reason(context: KernelContext) -> str | None:
+    if context.weight_dtype == torch.bfloat16:
+        return None
+    return f"serves bfloat16 weights only, asked for {context.weight_dtype}"
 
 
 def _native_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:

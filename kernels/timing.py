@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from antiphon.kernels.ops import KernelSet, PackedLinear
+from antiphon.kernels.ops import KernelSet, PackedGatedMlp, PackedLinear
 
 Clock = Callable[[], float]
 
@@ -57,6 +57,11 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
         packed = kernels.linear(weight, bias)
         return _TimedLinear(packed, wrap(f"linear {weight.shape[0]}x{weight.shape[1]}", packed))
 
+    def pack_mlp(gate: Tensor, up: Tensor, down: Tensor) -> PackedGatedMlp:
+        assert kernels.gated_mlp is not None
+        packed = kernels.gated_mlp(gate, up, down)
+        return _TimedMlp(packed, wrap(f"gated_mlp {gate.shape[0]}x{gate.shape[1]}", packed))
+
     run_log_prob = wrap("log_prob", kernels.log_prob)
 
     def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: int) -> Tensor:
@@ -66,9 +71,10 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
         )
         return scores
 
-    names = [entry.name for entry in fields(kernels) if entry.name not in ("linear", "log_prob")]
+    names = [entry.name for entry in fields(kernels) if entry.name not in ("linear", "log_prob", "gated_mlp")]
     wrapped = {name: wrap(name, getattr(kernels, name)) for name in names}
-    return replace(kernels, linear=pack, log_prob=log_prob, **wrapped)
+    gated_mlp = None if kernels.gated_mlp is None else pack_mlp
+    return replace(kernels, linear=pack, log_prob=log_prob, gated_mlp=gated_mlp, **wrapped)
 
 
 @dataclass(frozen=True)
@@ -86,3 +92,20 @@ class _TimedLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """As the packed layer's own."""
         return self.run(x) if residual is None else self.run(x, residual)
+
+
+@dataclass(frozen=True)
+class _TimedMlp:
+    """A packed gated MLP whose calls are timed."""
+
+    packed: PackedGatedMlp
+    run: Callable[..., Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self.packed.num_bytes
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """As the packed MLP's own."""
+        return self.run(x, residual)

@@ -69,8 +69,9 @@ ANTIPHON_AVX512 ANTIPHON_INLINE void finish(const Int8Tile& tile, const __m512i 
     for (int row = 0; row < kTileRows; ++row) {
       const std::ptrdiff_t place = row * tile.y_row_stride + column;
       const Int8Columns at{tile.w_scales + column, tile.bias == nullptr ? nullptr : tile.bias + column,
-                           tile.residual == nullptr ? nullptr : tile.residual + place, tile.y + place};
-      write_int8_sums(_mm512_sub_epi32(sums[row][half], offsets), tile.x_scales[row], at, lanes);
+                           tile.residual == nullptr ? nullptr : tile.residual + place};
+      const __m512i exact = _mm512_sub_epi32(sums[row][half], offsets);
+      _mm512_mask_storeu_ps(tile.y + place, lanes, scaled_int8_sums(exact, tile.x_scales[row], at, lanes));
     }
   }
 }

@@ -11,7 +11,7 @@ from antiphon.engine.config import ModelConfig
 from antiphon.engine.models.weights import WeightReader
 from antiphon.engine.pages import KVCache
 from antiphon.kernels.attention_plan import AttentionPlan
-from antiphon.kernels.ops import KernelSet, PackedLinear
+from antiphon.kernels.ops import KernelSet, PackedGatedMlp, PackedLinear
 
 
 @dataclass(frozen=True)
@@ -93,24 +93,31 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class GatedMlp:
-    """SiLU-gated MLP with fused gate and up projection."""
+class ComposedMlp:
+    """SiLU-gated MLP of two products: gate and up in one, then down."""
 
     kernels: KernelSet
     gate_up: PackedLinear
     down: PackedLinear
 
-    @staticmethod
-    def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, name: str) -> GatedMlp:
-        """Takes the tensors under `name` (`model.layers.N.mlp`)."""
-        hidden, size = config.hidden_size, config.intermediate_size
-        gate_up = torch.cat([weights.take(f"{name}.{part}.weight", size, hidden) for part in ("gate_proj", "up_proj")])
-        down = weights.take(f"{name}.down_proj.weight", hidden, size)
-        return GatedMlp(kernels, kernels.linear(gate_up, None), kernels.linear(down, None))
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.gate_up.num_bytes + self.down.num_bytes
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """`x [tokens, hidden]` → `residual` plus its MLP, `[tokens, hidden]`."""
         return self.down(self.kernels.silu_and_mul(self.gate_up(x)), residual)
+
+
+def load_mlp(config: ModelConfig, kernels: KernelSet, weights: WeightReader, name: str) -> PackedGatedMlp:
+    """The gated MLP of the tensors under `name` (`model.layers.N.mlp`), fused where there is a kernel for it."""
+    hidden, size = config.hidden_size, config.intermediate_size
+    gate, up = (weights.take(f"{name}.{part}.weight", size, hidden) for part in ("gate_proj", "up_proj"))
+    down = weights.take(f"{name}.down_proj.weight", hidden, size)
+    if kernels.gated_mlp is not None:
+        return kernels.gated_mlp(gate, up, down)
+    return ComposedMlp(kernels, kernels.linear(torch.cat([gate, up]), None), kernels.linear(down, None))
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ class DecoderLayer:
     input_norm: Tensor
     attention: Attention
     post_norm: Tensor
-    mlp: GatedMlp
+    mlp: PackedGatedMlp
 
     @staticmethod
     def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, layer: int) -> DecoderLayer:
@@ -134,7 +141,7 @@ class DecoderLayer:
             weights.take(f"{name}.input_layernorm.weight", config.hidden_size),
             Attention.load(config, kernels, weights, f"{name}.self_attn"),
             weights.take(f"{name}.post_attention_layernorm.weight", config.hidden_size),
-            GatedMlp.load(config, kernels, weights, f"{name}.mlp"),
+            load_mlp(config, kernels, weights, f"{name}.mlp"),
         )
 
     def __call__(self, x: Tensor, step: StepInputs, layer: int) -> Tensor:
