@@ -22,6 +22,7 @@ constexpr std::ptrdiff_t kTileBytes = kTileLines * kLineBytes;
 constexpr std::ptrdiff_t kPanelColumns = 32;
 constexpr std::ptrdiff_t kPanelStepBytes = 2 * kTileBytes;
 constexpr std::ptrdiff_t kBlockRows = 2 * kTileLines;
+constexpr std::ptrdiff_t kStepsToStore = 3;
 constexpr std::ptrdiff_t kSumsBytes = 4 * kTileBytes;  // of one block: [tile of rows][half of the panel]
 
 
@@ -174,26 +175,32 @@ ANTIPHON_AMX ANTIPHON_INLINE void store_sums(char* sums) {
 template <typename Tiles, typename Sink, int kRowTiles>
 ANTIPHON_AMX void run_block(const Block& block, Rows<Sink>& rows, Prefetch& prefetch) {
   load_sums<kRowTiles>(block.sums_before);
-  const std::ptrdiff_t with_rows = std::min(block.num_steps, Rows<Sink>::kStepsToWrite);
-  std::ptrdiff_t written = 0;
+  // The first steps go without: the sums of the block before are still on their way to memory.
+  const std::ptrdiff_t begin = std::clamp<std::ptrdiff_t>(block.num_steps - Rows<Sink>::kStepsToWrite, 0, kStepsToStore);
+  const std::ptrdiff_t end = std::min(block.num_steps, begin + Rows<Sink>::kStepsToWrite);
   std::ptrdiff_t step = 0;
+  for (; step < begin; ++step) {
+    run_step<Tiles, kRowTiles>(block, step);
+    prefetch.step();
+  }
+  std::ptrdiff_t written = 0;
   if (rows.writes_whole_block() && rows.fetches_whole_block()) {
-    for (; step < with_rows; ++step, ++written) {
+    for (; step < end; ++step, ++written) {
       run_step<Tiles, kRowTiles>(block, step);
-      rows.write(step);
-      rows.fetch(step);
+      rows.write(step - begin);
+      rows.fetch(step - begin);
       prefetch.step();
     }
   } else if (rows.writes_whole_block()) {
-    for (; step < with_rows; ++step, ++written) {
+    for (; step < end; ++step, ++written) {
       run_step<Tiles, kRowTiles>(block, step);
-      rows.write(step);
+      rows.write(step - begin);
       prefetch.step();
     }
   } else if (rows.fetches_whole_block()) {
-    for (; step < with_rows; ++step) {
+    for (; step < end; ++step) {
       run_step<Tiles, kRowTiles>(block, step);
-      rows.fetch(step);
+      rows.fetch(step - begin);
       prefetch.step();
     }
   }
