@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/amx_mlp.h"
+#include "cpu/amx_normed.h"
 #include "cpu/attention.h"
 #include "cpu/cpu_features.h"
 #include "cpu/huge_pages.h"
@@ -137,46 +137,82 @@ void bind_int8_linear(py::module_& m) {
 
 // ---- end of int8 linear ----
 
-// A packed gated MLP (kernels/native_mlp.py): int8 where its scales are there, else bfloat16.
-class GatedMlp {
+// What follows a norm (kernels/native_normed.py): int8 where there are scales, else bfloat16.
+
+Int8Weight amx_weight(std::uintptr_t panels, std::uintptr_t scales, std::int32_t max_absolute_sum,
+                      std::ptrdiff_t num_columns, std::ptrdiff_t num_k) {
+  return {pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k,
+          int8_levels(int8_form(Isa::kAmx), max_absolute_sum)};
+}
+
+AmxBf16Weight as_bf16(const Int8Weight& weight) { return {weight.panels, weight.num_columns, weight.num_k}; }
+
+void require_amx(const std::string& isa) {
+  if (parse_isa(isa) != Isa::kAmx) throw py::value_error("this kernel is for amx alone, asked for '" + isa + "'");
+}
+
+class NormedLinear {
  public:
-  GatedMlp(std::uintptr_t gate_up, std::uintptr_t gate_up_scales, std::int32_t gate_up_sum, std::uintptr_t down,
-           std::uintptr_t down_scales, std::int32_t down_sum, std::ptrdiff_t num_k, std::ptrdiff_t size,
-           std::ptrdiff_t num_outputs, const std::string& isa)
-      : is_int8_(gate_up_scales != 0),
-        gate_up_(weight(gate_up, gate_up_scales, ceil_div(size, kGatedColumns) * 2 * kGatedColumns, num_k, gate_up_sum)),
-        down_(weight(down, down_scales, num_outputs, size, down_sum)) {
-    if (parse_isa(isa) != Isa::kAmx) throw py::value_error("the gated MLP is for amx alone, asked for '" + isa + "'");
+  NormedLinear(std::uintptr_t panels, std::uintptr_t scales, std::int32_t max_absolute_sum, std::uintptr_t bias,
+               std::uintptr_t norm, float eps, std::ptrdiff_t num_columns, std::ptrdiff_t num_k,
+               const std::string& isa)
+      : weight_(amx_weight(panels, scales, max_absolute_sum, num_columns, num_k)),
+        bias_(pointer<const float>(bias)),
+        norm_{pointer<const float>(norm), eps} {
+    require_amx(isa);
   }
 
-  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t residual, std::uintptr_t y) const {
+  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t y) const {
     py::gil_scoped_release release;
 #if defined(__x86_64__)
     const float* rows = pointer<const float>(x);
-    const float* added = pointer<const float>(residual);
-    if (is_int8_) return amx_int8_mlp(gate_up_, down_, rows, num_rows, added, pointer<float>(y));
-    amx_bf16_mlp(bf16(gate_up_), bf16(down_), rows, num_rows, added, pointer<float>(y));
+    if (weight_.scales != nullptr) return amx_int8_normed(weight_, bias_, norm_, rows, num_rows, pointer<float>(y));
+    amx_bf16_normed(as_bf16(weight_), bias_, norm_, rows, num_rows, pointer<float>(y));
 #endif
   }
 
  private:
-  static Int8Weight weight(std::uintptr_t panels, std::uintptr_t scales, std::ptrdiff_t num_columns,
-                           std::ptrdiff_t num_k, std::int32_t max_absolute_sum) {
-    return {pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k,
-            int8_levels(int8_form(Isa::kAmx), max_absolute_sum)};
-  }
-  static AmxBf16Weight bf16(const Int8Weight& weight) { return {weight.panels, weight.num_columns, weight.num_k}; }
-
-  bool is_int8_;
-  Int8Weight gate_up_;
-  Int8Weight down_;
+  Int8Weight weight_;
+  const float* bias_;
+  RowNorm norm_;
 };
 
-void bind_gated_mlp(py::module_& m) {
+class GatedMlp {
+ public:
+  GatedMlp(std::uintptr_t gate_up, std::uintptr_t gate_up_scales, std::int32_t gate_up_sum, std::uintptr_t down,
+           std::uintptr_t down_scales, std::int32_t down_sum, std::uintptr_t norm, float eps, std::ptrdiff_t num_k,
+           std::ptrdiff_t size, const std::string& isa)
+      : gate_up_(amx_weight(gate_up, gate_up_scales, gate_up_sum, 2 * round_up(size, kGatedColumns), num_k)),
+        down_(amx_weight(down, down_scales, down_sum, num_k, size)),
+        norm_{pointer<const float>(norm), eps} {
+    require_amx(isa);
+  }
+
+  void run(std::uintptr_t x, std::ptrdiff_t num_rows, std::uintptr_t y) const {
+    py::gil_scoped_release release;
+#if defined(__x86_64__)
+    const float* rows = pointer<const float>(x);
+    if (down_.scales != nullptr) return amx_int8_mlp(gate_up_, down_, norm_, rows, num_rows, pointer<float>(y));
+    amx_bf16_mlp(as_bf16(gate_up_), as_bf16(down_), norm_, rows, num_rows, pointer<float>(y));
+#endif
+  }
+
+ private:
+  Int8Weight gate_up_;
+  Int8Weight down_;
+  RowNorm norm_;
+};
+
+void bind_normed(py::module_& m) {
+  using Address = std::uintptr_t;
+  using Size = std::ptrdiff_t;
+  py::class_<NormedLinear>(m, "NormedLinear")
+      .def(py::init<Address, Address, std::int32_t, Address, Address, float, Size, Size, const std::string&>())
+      .def("run", &NormedLinear::run);
   py::class_<GatedMlp>(m, "GatedMlp")
-      .def(py::init<std::uintptr_t, std::uintptr_t, std::int32_t, std::uintptr_t, std::uintptr_t, std::int32_t,
-                    std::ptrdiff_t, std::ptrdiff_t, std::ptrdiff_t, const std::string&>())
-      .def("run", &GatedMlp::run, py::arg("x"), py::arg("num_rows"), py::arg("residual"), py::arg("y"));
+      .def(py::init<Address, Address, std::int32_t, Address, Address, std::int32_t, Address, float, Size, Size,
+                    const std::string&>())
+      .def("run", &GatedMlp::run);
 }
 
 // Attention and rotary_and_store: kernels/native_attention.py, kernels/native_rotary.py.
@@ -240,13 +276,12 @@ class PlannedAttention {
   AttentionPlan plan_;
 };
 
-void bind_rotary_and_store(std::uintptr_t q, std::ptrdiff_t q_token_stride, std::uintptr_t k,
+bool bind_rotary_and_store(std::uintptr_t q, std::ptrdiff_t q_token_stride, std::uintptr_t k,
                            std::ptrdiff_t k_token_stride, std::uintptr_t v, std::ptrdiff_t v_token_stride,
                            std::uintptr_t cos, std::uintptr_t sin, std::uintptr_t slots, std::ptrdiff_t num_tokens,
                            std::ptrdiff_t num_heads, const KvShape& shape, std::uintptr_t k_pool,
                            std::uintptr_t v_pool, std::uintptr_t k_scale, std::uintptr_t v_scale,
                            std::uintptr_t q_out) {
-  py::gil_scoped_release release;
   const RotaryInput input{pointer<const float>(q),
                           pointer<const float>(k),
                           pointer<const float>(v),
@@ -258,7 +293,8 @@ void bind_rotary_and_store(std::uintptr_t q, std::ptrdiff_t q_token_stride, std:
                           pointer<const std::int64_t>(slots),
                           num_tokens,
                           num_heads};
-  rotary_and_store(input, shape.layer(k_pool, v_pool, k_scale, v_scale), pointer<float>(q_out));
+  py::gil_scoped_release release;
+  return rotary_and_store(input, shape.layer(k_pool, v_pool, k_scale, v_scale), pointer<float>(q_out));
 }
 
 void bind_attention(py::module_& m) {
@@ -380,7 +416,7 @@ PYBIND11_MODULE(_native, m) {
            py::arg("isa"))
       .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
   bind_int8_linear(m);
-  bind_gated_mlp(m);
+  bind_normed(m);
   bind_attention(m);
   bind_layer_ops(m);
 }

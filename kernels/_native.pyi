@@ -23,6 +23,22 @@ class Int8Linear:
     ) -> None: ...
     def run(self, x: int, num_rows: int, residual: int, y: int) -> None: ...
 
+class NormedLinear:
+    def __init__(
+        self,
+        panels: int,
+        scales: int,
+        max_absolute_sum: int,
+        bias: int,
+        norm: int,
+        eps: float,
+        num_columns: int,
+        num_k: int,
+        isa: str,
+        /,
+    ) -> None: ...
+    def run(self, x: int, num_rows: int, y: int, /) -> None: ...
+
 class GatedMlp:
     def __init__(
         self,
@@ -32,12 +48,14 @@ class GatedMlp:
         down: int,
         down_scales: int,
         down_sum: int,
+        norm: int,
+        eps: float,
         num_k: int,
         size: int,
-        num_outputs: int,
         isa: str,
+        /,
     ) -> None: ...
-    def run(self, x: int, num_rows: int, residual: int, y: int) -> None: ...
+    def run(self, x: int, num_rows: int, y: int, /) -> None: ...
 
 class KvShape:
     def __init__(self, storage: str, num_kv_heads: int, num_slots: int, head_dim: int) -> None: ...
@@ -76,7 +94,7 @@ def rotary_and_store(
     k_scale: int,
     v_scale: int,
     q_out: int,
-) -> None: ...
+) -> bool: ...
 
 class LayerOps:
     def __init__(self, isa: str) -> None: ...

@@ -16,7 +16,7 @@ from antiphon.kernels import (
     native_cache,
     native_int8,
     native_layer,
-    native_mlp,
+    native_normed,
     native_rotary,
     reference,
     reference_int8,
@@ -69,16 +69,19 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
             Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),
         ),
         "silu_and_mul": (layer, Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul)),
-        "gated_mlp": (
-            Candidate("native", _all(_native_reason, _bfloat16_reason, native_mlp.reason), native_mlp.pack_gated_mlp),
-            Candidate(
-                "native_int8", _all(_native_reason, _int8_reason, native_mlp.reason), native_mlp.pack_int8_gated_mlp
-            ),
-        ),
+        "normed_linear": _normed(native_normed.pack_normed_linear, native_normed.pack_int8_normed_linear),
+        "gated_mlp": _normed(native_normed.pack_gated_mlp, native_normed.pack_int8_gated_mlp),
         "log_prob": (layer,),
         "peak": (layer,),
     }
     return (*fast.get(operation, ()), last)
+
+
+def _normed(pack: Callable[..., Any], pack_int8: Callable[..., Any]) -> tuple[Candidate, ...]:
+    return (
+        Candidate("native", _all(_native_reason, _bfloat16_reason, native_normed.reason), pack),
+        Candidate("native_int8", _all(_native_reason, _int8_reason, native_normed.reason), pack_int8),
+    )
 
 
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:

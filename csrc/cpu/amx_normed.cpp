@@ -1,6 +1,6 @@
-// See amx_mlp.h for the numbers, amx_product.h for the blocking.
+// See amx_normed.h for the numbers, amx_product.h for the blocking.
 #if defined(__x86_64__)
-#include "cpu/amx_mlp.h"
+#include "cpu/amx_normed.h"
 
 #include "cpu/amx_operands.h"
 #include "cpu/amx_product.h"
@@ -117,20 +117,40 @@ void clear_last_half(const amx::Chunk& h) {
 
 }  // namespace
 
-void amx_bf16_mlp(const AmxBf16Weight& gate_up, const AmxBf16Weight& down, const float* x, std::ptrdiff_t num_rows,
-                  const float* residual, float* y) {
+void amx_bf16_normed(const AmxBf16Weight& weight, const float* bias, const RowNorm& norm, const float* x,
+                     std::ptrdiff_t num_rows, float* y) {
+  if (num_rows == 0) return;
+  amx::run_product<amx::Bf16Tiles>(
+      amx::FloatsToBf16<amx::NormedRows>{{x, weight.num_k, norm.weight, norm.eps}},
+      amx::FloatSums{bias, nullptr, y, weight.num_columns, {y, num_rows, weight.num_columns}}, weight.data,
+      amx::Shape{num_rows, weight.num_columns, ceil_div(weight.num_k, kAmxBf16StepK)});
+}
+
+void amx_int8_normed(const Int8Weight& weight, const float* bias, const RowNorm& norm, const float* x,
+                     std::ptrdiff_t num_rows, float* y) {
+  if (num_rows == 0) return;
+  thread_local Workspace workspace;
+  float* scales = workspace.at_least<float>(num_rows);
+  amx::run_product<amx::Int8Tiles>(
+      amx::FloatsToInt8<amx::NormedRows>{{x, weight.num_k, norm.weight, norm.eps}, weight.levels, scales},
+      amx::Int8Sums{weight, scales, bias, nullptr, y, {y, num_rows, weight.num_columns}}, weight.panels,
+      amx::Shape{num_rows, weight.num_columns, ceil_div(weight.num_k, amx::kInt8StepK)});
+}
+
+void amx_bf16_mlp(const AmxBf16Weight& gate_up, const AmxBf16Weight& down, const RowNorm& norm, const float* x,
+                  std::ptrdiff_t num_rows, float* y) {
   if (num_rows == 0) return;
   const Steps steps = steps_of(gate_up, down, kAmxBf16StepK);
   const std::ptrdiff_t chunk_rows = steps.chunk_rows(num_rows);
   thread_local Workspace workspace;
   const std::ptrdiff_t x_bytes = amx::Chunk::bytes(chunk_rows, steps.wide.num_steps);
   char* packed = workspace.at_least<char>(x_bytes + amx::Chunk::bytes(chunk_rows, steps.down.num_steps));
-  const amx::FloatSums sums{nullptr, residual, y, down.num_columns, {y, num_rows, down.num_columns}};
+  const amx::FloatSums sums{nullptr, x, y, down.num_columns, {y, num_rows, down.num_columns}};
   for (std::ptrdiff_t row = 0; row < num_rows; row += chunk_rows) {
     const std::ptrdiff_t rows = std::min(chunk_rows, num_rows - row);
     const amx::Chunk in{packed, row, rows, steps.wide.num_steps};
     const amx::Chunk h{packed + x_bytes, row, rows, steps.down.num_steps};
-    in.pack(amx::FloatsToBf16{x, gate_up.num_k});
+    in.pack(amx::FloatsToBf16<amx::NormedRows>{{x, gate_up.num_k, norm.weight, norm.eps}});
     h.clear_padding();
     if (steps.wide_panels % 2 != 0) clear_last_half(h);
     amx::multiply_chunk<amx::Bf16Tiles>(GatedBf16{h}, in, gate_up.data, steps.wide, steps.wide_panels);
@@ -138,8 +158,8 @@ void amx_bf16_mlp(const AmxBf16Weight& gate_up, const AmxBf16Weight& down, const
   }
 }
 
-void amx_int8_mlp(const Int8Weight& gate_up, const Int8Weight& down, const float* x, std::ptrdiff_t num_rows,
-                  const float* residual, float* y) {
+void amx_int8_mlp(const Int8Weight& gate_up, const Int8Weight& down, const RowNorm& norm, const float* x,
+                  std::ptrdiff_t num_rows, float* y) {
   if (num_rows == 0) return;
   const Steps steps = steps_of(gate_up, down, amx::kInt8StepK);
   const std::ptrdiff_t chunk_rows = steps.chunk_rows(num_rows);
@@ -152,11 +172,11 @@ void amx_int8_mlp(const Int8Weight& gate_up, const Int8Weight& down, const float
   std::uint16_t* h = reinterpret_cast<std::uint16_t*>(packed + x_bytes);
   float* scales = scale_memory.at_least<float>(2 * num_rows);
   float* h_scales = scales + num_rows;
-  const amx::Int8Sums sums{down, h_scales, nullptr, residual, y, {y, num_rows, down.num_columns}};
+  const amx::Int8Sums sums{down, h_scales, nullptr, x, y, {y, num_rows, down.num_columns}};
   for (std::ptrdiff_t row = 0; row < num_rows; row += chunk_rows) {
     const std::ptrdiff_t rows = std::min(chunk_rows, num_rows - row);
     const amx::Chunk in{packed, row, rows, steps.wide.num_steps};
-    in.pack(amx::FloatsToInt8{x, gate_up.num_k, gate_up.levels, scales});
+    in.pack(amx::FloatsToInt8<amx::NormedRows>{{x, gate_up.num_k, norm.weight, norm.eps}, gate_up.levels, scales});
     for (std::ptrdiff_t i = 0; i < rows && written < h_stride; ++i) {
       std::memset(h + i * h_stride + written, 0, static_cast<std::size_t>(2 * (h_stride - written)));
     }
