@@ -5,6 +5,8 @@
 #include "cpu/attention_amx.h"
 
 #include <cmath>
+#include <limits>
+#include <vector>
 
 #include "cpu/attention.h"
 #include "cpu/attention_amx_pack.h"
@@ -30,103 +32,146 @@ ANTIPHON_AMX void load_attention_config(const char* ones) {
 // What is written by vectors and read by tiles, or the other way, the compiler does not know of.
 ANTIPHON_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
-// Scores of 64 keys and one row tile, over 32 dims.
-ANTIPHON_AMX ANTIPHON_INLINE void score_step(const PackedBlock& block, const RowTile& tile, float* scores,
-                                             std::ptrdiff_t step) {
-  if (step == 0) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  const char* keys = block.keys + step * kLineBytes;
-  _tile_loadd(6, tile.queries + step * kTileBytes, kLineBytes);
-  _tile_loadd(4, keys, block.key_bytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(4, keys + 16 * block.key_bytes, block.key_bytes);
-  _tile_dpbf16ps(1, 4, 6);
-  _tile_loadd(4, keys + 32 * block.key_bytes, block.key_bytes);
-  _tile_dpbf16ps(2, 4, 6);
-  _tile_loadd(4, keys + 48 * block.key_bytes, block.key_bytes);
-  _tile_dpbf16ps(3, 4, 6);
-  if (step + 1 == block.steps) {
-    _tile_stored(0, scores, kLineBytes);
-    _tile_stored(1, scores + 16 * kTileRows, kLineBytes);
-    _tile_stored(2, scores + 32 * kTileRows, kLineBytes);
-    _tile_stored(3, scores + 48 * kTileRows, kLineBytes);
-  }
+template <int kTile>
+ANTIPHON_AMX ANTIPHON_INLINE void store_sums(void* to) {
+  if constexpr (kTile == 0) _tile_stored(0, to, kLineBytes);
+  if constexpr (kTile == 1) _tile_stored(1, to, kLineBytes);
+  if constexpr (kTile == 2) _tile_stored(2, to, kLineBytes);
+  if constexpr (kTile == 3) _tile_stored(3, to, kLineBytes);
 }
 
-// Adds 32 keys' values to kTiles tiles of 16 dims; in the first of them, with bfloat16, to the sum as well.
-template <int kTiles, bool kInt8>
-ANTIPHON_AMX ANTIPHON_INLINE void value_tiles(const PackedBlock& block, const RowTile& tile, const char* weights,
-                                              std::ptrdiff_t first_tile, std::ptrdiff_t key_step) {
-  char* sums = reinterpret_cast<char*>(tile.accumulator) + first_tile * kTileBytes;
-  const bool with_sum = !kInt8 && first_tile == 0;
-  if (key_step == 0) {
-    _tile_loadd(0, sums, kLineBytes);
-    _tile_loadd(1, sums + kTileBytes, kLineBytes);
-    if constexpr (kTiles == 4) {
-      _tile_loadd(2, sums + 2 * kTileBytes, kLineBytes);
-      _tile_loadd(3, sums + 3 * kTileBytes, kLineBytes);
-    }
-    if (with_sum) _tile_loadd(7, tile.sum, kLineBytes);
-  }
-  const char* values = block.values + (key_step * 2 * block.steps + first_tile) * kTileBytes;
-  _tile_loadd(6, weights + key_step * kTileBytes, kLineBytes);
-  _tile_loadd(4, values, kLineBytes);
-  _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(4, values + kTileBytes, kLineBytes);
-  _tile_dpbf16ps(1, 4, 6);
-  if constexpr (kTiles == 4) {
-    _tile_loadd(4, values + 2 * kTileBytes, kLineBytes);
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_loadd(4, values + 3 * kTileBytes, kLineBytes);
-    _tile_dpbf16ps(3, 4, 6);
-  }
-  if (with_sum) _tile_dpbf16ps(7, 5, 6);
-  if (key_step == 1) {
-    _tile_stored(0, sums, kLineBytes);
-    _tile_stored(1, sums + kTileBytes, kLineBytes);
-    if constexpr (kTiles == 4) {
-      _tile_stored(2, sums + 2 * kTileBytes, kLineBytes);
-      _tile_stored(3, sums + 3 * kTileBytes, kLineBytes);
-    }
-    if (with_sum) _tile_stored(7, tile.sum, kLineBytes);
-  }
+template <int kTile>
+ANTIPHON_AMX ANTIPHON_INLINE void load_sums(const void* from) {
+  if constexpr (kTile == 0) _tile_loadd(0, from, kLineBytes);
+  if constexpr (kTile == 1) _tile_loadd(1, from, kLineBytes);
+  if constexpr (kTile == 2) _tile_loadd(2, from, kLineBytes);
+  if constexpr (kTile == 3) _tile_loadd(3, from, kLineBytes);
 }
 
-// The tile unit's work beside one tile's softmax, cut into steps of about equal length.
+template <int kTile>
+ANTIPHON_AMX ANTIPHON_INLINE void zero_sums() {
+  if constexpr (kTile == 0) _tile_zero(0);
+  if constexpr (kTile == 1) _tile_zero(1);
+  if constexpr (kTile == 2) _tile_zero(2);
+  if constexpr (kTile == 3) _tile_zero(3);
+}
+
+// sums[kTile] += a * B
+template <int kTile>
+ANTIPHON_AMX ANTIPHON_INLINE void multiply(const void* a, std::ptrdiff_t line_bytes) {
+  _tile_loadd(4, a, line_bytes);
+  if constexpr (kTile == 0) _tile_dpbf16ps(0, 4, 6);
+  if constexpr (kTile == 1) _tile_dpbf16ps(1, 4, 6);
+  if constexpr (kTile == 2) _tile_dpbf16ps(2, 4, 6);
+  if constexpr (kTile == 3) _tile_dpbf16ps(3, 4, 6);
+}
+
+// The tile unit's work beside one unit's softmax, in steps of at most four products, one for each tile of sums: first
+// 32 dims of scores each, then 32 keys of 64 dims of values each. Sums are stored as late as can be, just before their
+// tile takes on others: a store that had to wait for them would keep all that is behind it out of the scheduler.
 template <bool kInt8>
 struct TileWork {
-  const PackedBlock& block;
-  const RowTile* next;  // whose scores are wanted; null: nobody's
+  const Unit* next;  // whose scores are wanted; null: nobody's
   float* scores;
-  const RowTile* last;  // whose weights are ready
+  const Unit* last;  // whose weights are ready; null: nobody's
   const char* weights;
+  const Unit* before_last;  // whose last sums are still in the tiles; null: nobody's
+  std::ptrdiff_t steps;     // head_dim / 32
 
-  std::ptrdiff_t num_steps() const { return block.steps + 2 * ceil_div(block.steps, 2); }
+  std::ptrdiff_t num_steps() const { return steps + 2 * ceil_div(steps, 2); }
 
-  ANTIPHON_AMX ANTIPHON_INLINE void run(std::ptrdiff_t first, std::ptrdiff_t end) const {
-    for (std::ptrdiff_t step = first; step < end; ++step) {
-      if (step < block.steps) {
-        if (next != nullptr) score_step(block, *next, scores, step);
-      } else if (last != nullptr) {
-        const std::ptrdiff_t first_tile = (step - block.steps) / 2 * 4;
-        const std::ptrdiff_t key_step = (step - block.steps) % 2;
-        if (first_tile + 4 <= 2 * block.steps) {
-          value_tiles<4, kInt8>(block, *last, weights, first_tile, key_step);
-        } else {
-          value_tiles<2, kInt8>(block, *last, weights, first_tile, key_step);
-        }
-      }
+  template <int kTile>
+  ANTIPHON_AMX ANTIPHON_INLINE void product(std::ptrdiff_t step) const {
+    if (step < steps) {
+      score_product<kTile>(step);
+    } else {
+      value_product<kTile>((step - steps) / 2, (step - steps) % 2);
     }
+  }
+
+  // After the last step: `change` may work on what was summed so far, for there is none of it in the tiles.
+  template <typename Change>
+  ANTIPHON_AMX ANTIPHON_INLINE void with_sums_in_memory(const Change& change) const {
+    if (last != nullptr) move_sums(true);
+    order_memory();
+    change();
+    order_memory();
+    if (last != nullptr) move_sums(false);
   }
 
   ANTIPHON_AMX void run_all() const {
     order_memory();
-    run(0, num_steps());
+    for (std::ptrdiff_t step = 0; step < num_steps(); ++step) {
+      product<0>(step);
+      product<1>(step);
+      product<2>(step);
+      product<3>(step);
+    }
     order_memory();
+  }
+
+ private:
+  template <int kTile>
+  ANTIPHON_AMX ANTIPHON_INLINE void score_product(std::ptrdiff_t step) const {
+    if (step == 0) {
+      if (before_last != nullptr) store_values<kTile>(*before_last, (steps - 1) / 2);
+      zero_sums<kTile>();
+    }
+    if (next == nullptr) return;
+    const PackedBlock& block = *next->block;
+    if constexpr (kTile == 0) _tile_loadd(6, next->tile.queries + step * kTileBytes, kLineBytes);
+    multiply<kTile>(block.keys + kTile * 16 * block.key_bytes + step * kLineBytes, block.key_bytes);
+  }
+
+  // The last values' sums: to memory, or back.
+  ANTIPHON_AMX ANTIPHON_INLINE void move_sums(bool to_memory) const {
+    const std::ptrdiff_t group = (steps - 1) / 2;
+    if (to_memory) {
+      store_values<0>(*last, group);
+      store_values<1>(*last, group);
+      store_values<2>(*last, group);
+      store_values<3>(*last, group);
+      return;
+    }
+    load_sums<0>(values_of<0>(*last, group));
+    load_sums<1>(values_of<1>(*last, group));
+    if (has<2>(group)) load_sums<2>(values_of<2>(*last, group));
+    if (has<3>(group)) load_sums<3>(values_of<3>(*last, group));
+    if (!kInt8) _tile_loadd(7, last->tile.sum, kLineBytes);
+  }
+
+  // 64 dims are a group; the last may have 32.
+  template <int kTile>
+  ANTIPHON_AMX ANTIPHON_INLINE void value_product(std::ptrdiff_t group, std::ptrdiff_t key_step) const {
+    if (key_step == 0 && group == 0 && next != nullptr) store_sums<kTile>(scores + kTile * 16 * kTileRows);
+    if (last == nullptr) return;
+    if (key_step == 0 && group > 0) store_values<kTile>(*last, group - 1);
+    if (!has<kTile>(group)) return;
+    if (key_step == 0) {
+      load_sums<kTile>(values_of<kTile>(*last, group));
+      if (!kInt8 && kTile == 0 && group == 0) _tile_loadd(7, last->tile.sum, kLineBytes);
+    }
+    if constexpr (kTile == 0) {
+      _tile_loadd(6, weights + key_step * kTileBytes, kLineBytes);
+      if (!kInt8 && group == 0) _tile_dpbf16ps(7, 5, 6);
+    }
+    multiply<kTile>(last->block->values + (key_step * 2 * steps + 4 * group + kTile) * kTileBytes, kLineBytes);
+  }
+
+  template <int kTile>
+  ANTIPHON_AMX ANTIPHON_INLINE void store_values(const Unit& unit, std::ptrdiff_t group) const {
+    if (has<kTile>(group)) store_sums<kTile>(values_of<kTile>(unit, group));
+    if (!kInt8 && kTile == 0 && group == 0) _tile_stored(7, unit.tile.sum, kLineBytes);
+  }
+
+  template <int kTile>
+  bool has(std::ptrdiff_t group) const {
+    return kTile < 2 || 2 * group + 2 <= steps;
+  }
+
+  template <int kTile>
+  static float* values_of(const Unit& unit, std::ptrdiff_t group) {
+    return unit.tile.accumulator + (4 * group + kTile) * 16 * kTileRows;
   }
 };
 
@@ -139,18 +184,47 @@ ANTIPHON_AMX __attribute__((noinline)) void spoil(const PackedBlock& block, cons
 }
 
 template <bool kInt8, bool kMasked>
-ANTIPHON_AMX ANTIPHON_INLINE Softened soften_once(const PackedBlock& block, const RowTile& tile, const float* scores,
-                                                  char* weights, const TileWork<kInt8>* work, NextPage& next_page) {
+ANTIPHON_AMX ANTIPHON_INLINE Softened soften_alone(const PackedBlock& block, const RowTile& tile, const float* scores,
+                                                   char* weights) {
   Softmax<kInt8, kMasked> softmax(block, tile, scores, weights);
-  const std::ptrdiff_t num_steps = work != nullptr ? work->num_steps() : 0;
+  for (std::ptrdiff_t key = 0; key < kPageKeys; key += 4) softmax.four_keys(key);
+  return softmax.end();
+}
+
+// The same, and `work`: in so small pieces that the processor has both before it at any time.
+template <bool kInt8, bool kMasked>
+ANTIPHON_AMX ANTIPHON_INLINE Softened soften_beside(const PackedBlock& block, const RowTile& tile, const float* scores,
+                                                    char* weights, const TileWork<kInt8>& tile_work,
+                                                    PagePrefetch& prefetch) {
+  Softmax<kInt8, kMasked> softmax(block, tile, scores, weights);
+  const TileWork<kInt8> work = tile_work;
+  const std::ptrdiff_t num_steps = work.num_steps();
   for (std::ptrdiff_t quarter = 0; quarter < 4; ++quarter) {
-    if (work != nullptr) {
+    prefetch.step();
+    const std::ptrdiff_t end = (quarter + 1) * num_steps / 4;
+    std::ptrdiff_t step = quarter * num_steps / 4;
+    for (; step + 1 < end; ++step) {
       order_memory();
-      work->run(quarter * num_steps / 4, (quarter + 1) * num_steps / 4);
+      work.template product<0>(step);
+      work.template product<1>(step);
+      work.template product<2>(step);
+      work.template product<3>(step);
       order_memory();
-      next_page.prefetch();
     }
-    softmax.sixteen_keys(16 * quarter);
+    const std::ptrdiff_t key = 16 * quarter;
+    order_memory();
+    if (step < end) work.template product<0>(step);
+    softmax.four_keys(key);
+    order_memory();
+    if (step < end) work.template product<1>(step);
+    softmax.four_keys(key + 4);
+    order_memory();
+    if (step < end) work.template product<2>(step);
+    softmax.four_keys(key + 8);
+    order_memory();
+    if (step < end) work.template product<3>(step);
+    softmax.four_keys(key + 12);
+    order_memory();
   }
   return softmax.end();
 }
@@ -158,53 +232,51 @@ ANTIPHON_AMX ANTIPHON_INLINE Softened soften_once(const PackedBlock& block, cons
 // Scores to weights, beside the tile unit's work.
 template <bool kInt8, bool kMasked>
 ANTIPHON_AMX __attribute__((noinline)) void soften(const PackedBlock& block, const RowTile& tile, const float* scores,
-                                                   char* weights, const TileWork<kInt8>& work, NextPage& next_page) {
+                                                   char* weights, const TileWork<kInt8>& work, PagePrefetch& prefetch) {
   if (block.first) {
     const __m512i seen = _mm512_loadu_si512(tile.seen);
     move_reference<kInt8>(block, tile, scores, _mm512_cmpgt_epi32_mask(seen, _mm512_setzero_si512()));
   }
-  Softened done = soften_once<kInt8, kMasked>(block, tile, scores, weights, &work, next_page);
+  Softened done = soften_beside<kInt8, kMasked>(block, tile, scores, weights, work, prefetch);
   if (done.too_large != 0) {
-    move_reference<kInt8>(block, tile, scores, done.too_large);
-    done = soften_once<kInt8, kMasked>(block, tile, scores, weights, nullptr, next_page);
+    work.with_sums_in_memory([&]() ANTIPHON_AMX {
+      move_reference<kInt8>(block, tile, scores, done.too_large);
+    });
+    done = soften_alone<kInt8, kMasked>(block, tile, scores, weights);
   }
   if (kInt8) _mm512_storeu_ps(tile.sum, _mm512_add_ps(done.sum, _mm512_loadu_ps(tile.sum)));
-  if (!kInt8 && block.first_bad_key < kPageKeys) spoil(block, tile);
+  if (!kInt8 && block.first_bad_key < kPageKeys) {
+    work.with_sums_in_memory([&]() ANTIPHON_AMX { spoil(block, tile); });
+  }
 }
 
-// One block for some row tiles.
+// Units one after the other.
 template <bool kInt8>
-ANTIPHON_AMX void run_block(const PackedBlock& block, const RowTile* tiles, std::ptrdiff_t num_tiles,
-                            const Scratch& scratch, NextPage& next_page) {
-  TileWork<kInt8>{block, tiles, scratch.scores[0], nullptr, nullptr}.run_all();
-  for (std::ptrdiff_t i = 0; i < num_tiles; ++i) {
+ANTIPHON_AMX void run_units(const Unit* units, std::ptrdiff_t num_units, const Scratch& scratch,
+                            PagePrefetch& prefetch) {
+  if (num_units == 0) return;
+  const std::ptrdiff_t steps = units->block->steps;
+  const auto unit = [&](std::ptrdiff_t i) { return i >= 0 && i < num_units ? units + i : nullptr; };
+  TileWork<kInt8>{units, scratch.scores[0], nullptr, nullptr, nullptr, steps}.run_all();
+  for (std::ptrdiff_t i = 0; i < num_units; ++i) {
     const int here = i % 2, other = 1 - here;
-    const TileWork<kInt8> work{block, i + 1 < num_tiles ? tiles + i + 1 : nullptr, scratch.scores[other],
-                               i > 0 ? tiles + i - 1 : nullptr, scratch.weights[other]};
-    if (tiles[i].masked) {
-      soften<kInt8, true>(block, tiles[i], scratch.scores[here], scratch.weights[here], work, next_page);
+    const TileWork<kInt8> work{unit(i + 1), scratch.scores[other], unit(i - 1), scratch.weights[other],
+                               unit(i - 2), steps};
+    if (units[i].tile.masked) {
+      soften<kInt8, true>(*units[i].block, units[i].tile, scratch.scores[here], scratch.weights[here], work, prefetch);
     } else {
-      soften<kInt8, false>(block, tiles[i], scratch.scores[here], scratch.weights[here], work, next_page);
+      soften<kInt8, false>(*units[i].block, units[i].tile, scratch.scores[here], scratch.weights[here], work, prefetch);
     }
   }
-  const std::ptrdiff_t last = num_tiles - 1;
-  TileWork<kInt8>{block, nullptr, nullptr, tiles + last, scratch.weights[last % 2]}.run_all();
+  TileWork<kInt8>{nullptr, nullptr, unit(num_units - 1), scratch.weights[(num_units - 1) % 2], unit(num_units - 2),
+                  steps}.run_all();
+  TileWork<kInt8>{nullptr, nullptr, nullptr, nullptr, unit(num_units - 1), steps}.run_all();
 }
 
-// Whether the values of 64 lines of bfloat16 are surely finite: no sum of 16 lines is anything else.
-ANTIPHON_AMX bool surely_finite(const char* lines, std::ptrdiff_t key_bytes, std::ptrdiff_t steps, float* sums) {
-  _tile_zero(7);
-  for (std::ptrdiff_t key = 0; key < kPageKeys; key += 16) {
-    for (std::ptrdiff_t step = 0; step < steps; ++step) {
-      _tile_loadd(6, lines + key * key_bytes + step * kLineBytes, key_bytes);
-      _tile_dpbf16ps(7, 5, 6);
-    }
-  }
-  _tile_stored(7, sums, kLineBytes);
-  order_memory();
-  const __m512 x = _mm512_loadu_ps(sums);
-  return _mm512_cmp_ps_mask(_mm512_sub_ps(x, x), _mm512_setzero_ps(), _CMP_EQ_OQ) == 0xffff;
-}
+constexpr std::ptrdiff_t kChunkBlocks = 8;  // packed at a time
+constexpr std::ptrdiff_t kFewBlocks = 2;
+constexpr std::ptrdiff_t kGroupTiles = 4;   // of rows, that go through a chunk together: their sums stay in the cache
+static_assert(2 * kChunkBlocks <= PagePrefetch::kMostPages, "a chunk's pages of keys and of values");
 
 // One item under one KV head.
 template <bool kInt8>
@@ -213,43 +285,50 @@ class AmxWork {
   AmxWork(const ItemView& item, const KvLayer& layer, const float* q, float* out, Workspace& workspace)
       : item_(item), layer_(layer), q_(q), out_(out), steps_(ceil_div(layer.head_dim, kStepDims)),
         num_tiles_(ceil_div(item.num_rows(), kTileRows)) {
-    const std::ptrdiff_t page_bytes = 4 * steps_ * kTileBytes;
-    const std::ptrdiff_t num_bytes =
-        num_tiles_ * (RowTile::num_bytes(steps_) + round_up(sizeof(RowTile), kLineBytes)) + 3 * page_bytes +
-        2 * (kScoreFloats * 4 + kWeightBytes) + 2 * kPageKeys * 4 + 2 * kLineBytes +
-        num_tiles_ * kTileRows * static_cast<std::ptrdiff_t>(sizeof(std::int32_t) + sizeof(std::ptrdiff_t));
-    next_ = workspace.at_least<char>(num_bytes);
-    for (int i = 0; i < 2; ++i) {
-      scratch_.scores[i] = take<float>(kScoreFloats);
-      scratch_.weights[i] = take<char>(kWeightBytes);
-      scales_[i] = take<float>(kPageKeys);
-    }
-    ones_ = take<char>(kLineBytes);
-    check_ = take<float>(kTileRows);
-    values_ = take<char>(page_bytes);
-    for (char*& lines : lines_) lines = take<char>(page_bytes);
-    seen_ = take<std::int32_t>(num_tiles_ * kTileRows);
-    elements_ = take<std::ptrdiff_t>(num_tiles_ * kTileRows);
-    active_ = take<RowTile>(round_up(num_tiles_ * static_cast<std::ptrdiff_t>(sizeof(RowTile)), kLineBytes) /
-                            static_cast<std::ptrdiff_t>(sizeof(RowTile)));
-    next_ = reinterpret_cast<char*>(round_up(reinterpret_cast<std::ptrdiff_t>(next_), kLineBytes));
-    tiles_ = next_;
+    take_all(nullptr);
+    take_all(workspace.at_least<char>(reinterpret_cast<std::ptrdiff_t>(next_)));
   }
 
   ANTIPHON_AMX void run() {
     for (std::ptrdiff_t i = 0; i < kStepKeys; ++i) reinterpret_cast<std::uint16_t*>(ones_)[i] = 0x3f80;
     load_attention_config(ones_);
     load_queries();
-    item_.for_each_run([this](const ItemRun& run) { this->run_page(run); });
+    item_.for_each_run([this](const ItemRun& run) { runs_.push_back(run); });
+    // Little is gained by a longer chunk where all rows are one group, and its first pages come late.
+    const std::ptrdiff_t blocks = num_tiles_ > kGroupTiles ? kChunkBlocks : kFewBlocks;
+    for (std::ptrdiff_t first = 0; first < num_runs(); first += blocks) {
+      run_chunk(first, std::min(blocks, num_runs() - first));
+    }
     _tile_release();
     store();
   }
 
  private:
+  // Where everything lies from `start` on, and next_ after it.
+  void take_all(char* start) {
+    const std::ptrdiff_t page_bytes = 4 * steps_ * kTileBytes, num_rows = num_tiles_ * kTileRows;
+    next_ = start;
+    for (int i = 0; i < 2; ++i) {
+      scratch_.scores[i] = take<float>(kScoreFloats);
+      scratch_.weights[i] = take<char>(kWeightBytes);
+    }
+    ones_ = take<char>(kLineBytes);
+    lines_ = take<char>(page_bytes);
+    for (Place& place : places_) {
+      place.keys = take<char>(page_bytes);
+      place.values = take<char>(page_bytes);
+      place.k_scale = take<float>(kPageKeys);
+      place.v_scale = take<float>(kPageKeys);
+      place.seen = take<std::int32_t>(num_rows);
+    }
+    elements_ = take<std::ptrdiff_t>(num_rows);
+    tiles_ = take<char>(num_tiles_ * RowTile::num_bytes(steps_));
+  }
+
   template <typename T>
   T* take(std::ptrdiff_t count) {
     char* taken = next_;
-    next_ += count * static_cast<std::ptrdiff_t>(sizeof(T));
+    next_ += round_up(count * static_cast<std::ptrdiff_t>(sizeof(T)), kLineBytes);
     return reinterpret_cast<T*>(taken);
   }
 
@@ -260,7 +339,6 @@ class AmxWork {
     tile.accumulator = reinterpret_cast<float*>(at + steps_ * kTileBytes);
     tile.sum = reinterpret_cast<float*>(at + 3 * steps_ * kTileBytes);
     tile.reference = tile.sum + kTileRows;
-    tile.seen = seen_ + index * kTileRows;
     return tile;
   }
 
@@ -289,59 +367,100 @@ class AmxWork {
     }
   }
 
-  // Fills active_ with the tiles that see something of this run's block. Returns how many.
-  std::ptrdiff_t find_active(const ItemRun& run, std::ptrdiff_t& num_keys) {
-    const std::ptrdiff_t first_tile = run.first_row / kTileRows, end_tile = ceil_div(run.end_row, kTileRows);
-    std::fill(seen_ + first_tile * kTileRows, seen_ + end_tile * kTileRows, 0);
-    num_keys = item_.count_seen(run, seen_);
+  // Packs runs [first, first + count), fetching the pages of the runs after them, and lets every row go through them.
+  ANTIPHON_AMX void run_chunk(std::ptrdiff_t first, std::ptrdiff_t count) {
+    PagePrefetch prefetch;
+    for (std::ptrdiff_t i = first + count; i < std::min(num_runs(), first + 2 * count); ++i) {
+      prefetch.add(item_.at(layer_.k, item_.page(runs_[i])));
+      prefetch.add(item_.at(layer_.v, item_.page(runs_[i])));
+    }
+    std::ptrdiff_t num_units = 0;
+    for (std::ptrdiff_t i = 0; i < count; ++i) num_units += find_tiles(runs_[first + i], places_[i]);
+    prefetch.start(item_.page_bytes(), 4 * num_units + count * value_lines_calls());
+    for (std::ptrdiff_t i = 0; i < count; ++i) pack(runs_[first + i], places_[i], prefetch);
+    for (std::ptrdiff_t tile = 0; tile < num_tiles_; tile += kGroupTiles) {
+      Unit units[kChunkBlocks * kGroupTiles];
+      num_units = 0;
+      for (std::ptrdiff_t i = 0; i < count; ++i) {
+        const std::ptrdiff_t end = std::min(tile + kGroupTiles, places_[i].end_tile);
+        for (std::ptrdiff_t at = std::max(tile, places_[i].first_tile); at < end; ++at) {
+          if (set_unit(places_[i], at, units[num_units])) ++num_units;
+        }
+      }
+      run_units<kInt8>(units, num_units, scratch_, prefetch);
+    }
+  }
+
+  // A page in the present chunk, the row tiles that may see some of it, and how many keys each row sees.
+  struct Place {
+    PackedBlock block;
+    char* keys;
+    char* values;
+    float* k_scale;
+    float* v_scale;
+    std::int32_t* seen;
+    std::ptrdiff_t first_tile;
+    std::ptrdiff_t end_tile;
+    std::ptrdiff_t num_keys;
+    bool all_seen;  // every row of every tile sees every key
+  };
+
+  // Returns how many tiles there are.
+  std::ptrdiff_t find_tiles(const ItemRun& run, Place& place) const {
+    place.first_tile = run.first_row / kTileRows;
+    place.end_tile = ceil_div(run.end_row, kTileRows);
+    place.all_seen = run.first_row == 0 && run.end_row == item_.num_rows() && item_.sees_all(run);
+    if (place.all_seen) {
+      std::fill_n(place.seen, kTileRows, static_cast<std::int32_t>(kPageKeys));  // of whichever tile
+      place.num_keys = kPageKeys;
+      return place.end_tile - place.first_tile;
+    }
+    std::fill(place.seen + place.first_tile * kTileRows, place.seen + place.end_tile * kTileRows, 0);
+    place.num_keys = item_.count_seen(run, place.seen);
     if (run.end_row == item_.num_rows()) {  // lanes without a row do as the last one does
-      std::fill(seen_ + run.end_row, seen_ + end_tile * kTileRows, seen_[run.end_row - 1]);
+      std::fill(place.seen + run.end_row, place.seen + place.end_tile * kTileRows, place.seen[run.end_row - 1]);
     }
-    std::ptrdiff_t num_active = 0;
-    for (std::ptrdiff_t i = first_tile; i < end_tile; ++i) {
-      const std::int32_t* seen = seen_ + i * kTileRows;
-      if (*std::max_element(seen, seen + kTileRows) == 0) continue;
-      active_[num_active] = tile(i);
-      active_[num_active++].masked = *std::min_element(seen, seen + kTileRows) < kPageKeys;
-    }
-    return num_active;
+    return place.end_tile - place.first_tile;
   }
 
-  ANTIPHON_AMX void run_page(const ItemRun& run) {
-    std::ptrdiff_t num_keys = 0;
-    const std::ptrdiff_t num_active = find_active(run, num_keys);
-    NextPage next_page;
-    const std::ptrdiff_t next = item_.next_page(run);
-    if (next >= 0) {
-      next_page = NextPage(item_.at(layer_.k, next), item_.at(layer_.v, next), item_.page_bytes(),
-                           4 * num_active + kPackPrefetches * steps_);
+  // False where the tile sees nothing of the page.
+  bool set_unit(const Place& place, std::ptrdiff_t index, Unit& unit) const {
+    unit.block = &place.block;
+    unit.tile = tile(index);
+    unit.tile.seen = place.seen + (place.all_seen ? 0 : index * kTileRows);
+    unit.tile.masked = false;
+    if (place.all_seen) return true;
+    std::int32_t fewest = kPageKeys, most = 0;
+    for (std::ptrdiff_t row = 0; row < kTileRows; ++row) {
+      fewest = std::min(fewest, unit.tile.seen[row]);
+      most = std::max(most, unit.tile.seen[row]);
     }
-    run_block<kInt8>(pack(run, num_keys, next_page), active_, num_active, scratch_, next_page);
+    unit.tile.masked = fewest < kPageKeys;
+    return most > 0;
   }
 
-  ANTIPHON_AMX PackedBlock pack(const ItemRun& run, std::ptrdiff_t num_keys, NextPage& next_page) {
+  ANTIPHON_AMX void pack(const ItemRun& run, Place& place, PagePrefetch& prefetch) const {
     const std::ptrdiff_t page = item_.page(run), slot = item_.slot(page);
-    PackedBlock block{};
+    PackedBlock& block = place.block;
+    block = PackedBlock{};
     block.steps = steps_;
     block.first = run.block == 0;
     block.first_bad_key = kPageKeys;
     block.key_bytes = steps_ * kLineBytes;
-    block.keys = lines_of(item_.at(layer_.k, page), num_keys, lines_[0]);
-    const char* values = lines_of(item_.at(layer_.v, page), num_keys, lines_[1]);
-    order_memory();
+    block.keys = lines_of(item_.at(layer_.k, page), place.num_keys, place.keys);
+    const char* values = lines_of(item_.at(layer_.v, page), place.num_keys, lines_);
     if (kInt8) {
-      pack_scales(layer_.k_scale + slot, num_keys, scales_[0]);
-      pack_scales(layer_.v_scale + slot, num_keys, scales_[1]);
-      block.k_scale = scales_[0];
-      block.v_scale = scales_[1];
-    } else if (!surely_finite(values, block.key_bytes, steps_, check_)) {
-      if (values != lines_[1]) std::memcpy(lines_[1], values, static_cast<std::size_t>(kPageKeys * block.key_bytes));
-      values = lines_[1];
-      block.first_bad_key = clear_bad_lines(steps_, lines_[1]);
+      pack_scales(layer_.k_scale + slot, place.num_keys, place.k_scale);
+      pack_scales(layer_.v_scale + slot, place.num_keys, place.v_scale);
+      block.k_scale = place.k_scale;
+      block.v_scale = place.v_scale;
+    } else if (!all_finite(values, kPageKeys * block.key_bytes)) {
+      if (values != lines_) std::memcpy(lines_, values, static_cast<std::size_t>(kPageKeys * block.key_bytes));
+      values = lines_;
+      block.first_bad_key = clear_bad_lines(block.key_bytes, lines_);
     }
-    pack_values(values, block.key_bytes, steps_, values_, next_page);
-    block.values = values_;
-    return block;
+    pack_values(values, block.key_bytes, steps_, place.values, prefetch);
+    block.values = place.values;
   }
 
   // A page's lines as bfloat16: where they are, if they are all there, else in `lines`.
@@ -356,23 +475,23 @@ class AmxWork {
     return lines;
   }
 
+  std::ptrdiff_t num_runs() const { return static_cast<std::ptrdiff_t>(runs_.size()); }
+  std::ptrdiff_t value_lines_calls() const { return 8 * steps_; }  // of prefetch, while a page is packed
+
   const ItemView& item_;
   const KvLayer& layer_;
   const float* q_;
   float* out_;
   std::ptrdiff_t steps_;
   std::ptrdiff_t num_tiles_;
-  char* next_;
-  Scratch scratch_;
-  char* ones_;
-  float* check_;
-  char* values_;
-  char* lines_[2];
-  float* scales_[2];
-  std::int32_t* seen_;
-  std::ptrdiff_t* elements_;
-  RowTile* active_;
-  char* tiles_;
+  std::vector<ItemRun> runs_;
+  char* next_ = nullptr;
+  Scratch scratch_{};
+  char* ones_ = nullptr;
+  char* lines_ = nullptr;  // values of one page, where they need a copy
+  Place places_[kChunkBlocks] = {};
+  std::ptrdiff_t* elements_ = nullptr;  // of each row, where it begins in q and out
+  char* tiles_ = nullptr;
 };
 
 // Subnormal results as zeros, and no microcode for them, while an object lives.

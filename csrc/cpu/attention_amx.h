@@ -56,26 +56,11 @@ struct PackedBlock {
   bool first;                    // block 0
 };
 
-// The page that will be read after this one, fetched to the second-level cache a little at a time.
-class NextPage {
- public:
-  NextPage() = default;
-  NextPage(const char* keys, const char* values, std::ptrdiff_t num_bytes, std::ptrdiff_t num_calls) {
-    const std::ptrdiff_t lines = ceil_div(ceil_div(num_bytes, kLineBytes), num_calls);
-    keys_ = {keys, keys + num_bytes, lines};
-    values_ = {values, values + num_bytes, lines};
-  }
-
-  ANTIPHON_INLINE void prefetch() {
-    keys_.step();
-    values_.step();
-  }
-
- private:
-  Prefetch keys_, values_;
+// One row tile and one block: what is softened at a time.
+struct Unit {
+  const PackedBlock* block;
+  RowTile tile;
 };
-
-constexpr std::ptrdiff_t kPackPrefetches = 8;  // calls to prefetch() for each 32 of head_dim, while values are packed
 
 // Scratch memory of a thread: scores and weights of two tiles, of which one is in the tile unit and one in the vector's.
 struct Scratch {

@@ -10,6 +10,36 @@
 
 namespace antiphon::cpu::amx {
 
+// Pages that will be read next, fetched to the second-level cache a little at a time.
+class PagePrefetch {
+ public:
+  static constexpr std::ptrdiff_t kMostPages = 16;  // a block has two, of keys and of values
+
+  void add(const char* page) { pages_[num_pages_++] = page; }
+
+  // From now on; each call of step() fetches its share.
+  void start(std::ptrdiff_t page_bytes, std::ptrdiff_t num_calls) {
+    page_bytes_ = page_bytes;
+    lines_per_step_ = ceil_div(num_pages_ * ceil_div(page_bytes, kLineBytes), num_calls);
+  }
+
+  ANTIPHON_INLINE void step() {
+    for (std::ptrdiff_t i = 0; i < lines_per_step_ && next_ < num_pages_; ++i) {
+      __builtin_prefetch(pages_[next_] + offset_, 0, 2);
+      offset_ += kLineBytes;
+      if (offset_ >= page_bytes_) {
+        offset_ = 0;
+        ++next_;
+      }
+    }
+  }
+
+ private:
+  const char* pages_[kMostPages];
+  std::ptrdiff_t num_pages_ = 0, next_ = 0, offset_ = 0;
+  std::ptrdiff_t page_bytes_ = 0, lines_per_step_ = 0;
+};
+
 // Sixteen lines of sixteen 32-bit words, transposed in place.
 ANTIPHON_AMX ANTIPHON_INLINE void transpose_words(__m512i (&r)[16]) {
   __m512i t[16];
@@ -122,11 +152,11 @@ ANTIPHON_AMX ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::pt
 
 // Lines of bfloat16 [64][32 steps] to PackedBlock's values.
 ANTIPHON_AMX inline void pack_values(const char* lines, std::ptrdiff_t key_bytes, std::ptrdiff_t steps, char* packed,
-                                     NextPage& next_page) {
+                                     PagePrefetch& prefetch) {
   for (std::ptrdiff_t key = 0; key < kPageKeys; key += kStepKeys) {
     for (std::ptrdiff_t eight = 0; eight < 4 * steps; ++eight, packed += 8 * kLineBytes) {
       transpose_eight_dims(lines + key * key_bytes + eight * 16, key_bytes, packed);
-      next_page.prefetch();
+      prefetch.step();
     }
   }
 }
@@ -142,20 +172,32 @@ ANTIPHON_AMX inline void pack_scales(const float* scales, std::ptrdiff_t num_key
   }
 }
 
-// The first of 64 lines of bfloat16 that is not finite, and zeros instead of every such line, in `lines`.
-inline std::ptrdiff_t clear_bad_lines(std::ptrdiff_t steps, char* lines) {
-  std::ptrdiff_t first = kPageKeys;
-  for (std::ptrdiff_t key = 0; key < kPageKeys; ++key) {
-    char* line = lines + key * steps * kLineBytes;
-    bool bad = false;
-    for (std::ptrdiff_t dim = 0; dim < steps * kStepDims; ++dim) {
-      std::uint16_t bits;
-      std::memcpy(&bits, line + 2 * dim, sizeof(bits));
-      bad = bad || (bits & 0x7f80u) == 0x7f80u;
+// Whether 64 lines of bfloat16 are finite.
+ANTIPHON_AMX inline bool all_finite(const char* lines, std::ptrdiff_t num_bytes) {
+  __m512i most[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+  for (std::ptrdiff_t i = 0; i < num_bytes; i += 2 * kLineBytes) {
+    for (int j = 0; j < 2; ++j) {
+      const __m512i line = _mm512_loadu_si512(lines + i + j * kLineBytes);
+      most[j] = _mm512_max_epu16(most[j], _mm512_add_epi16(line, line));  // without the sign
     }
-    if (!bad) continue;
-    first = std::min(first, key);
-    std::memset(line, 0, static_cast<std::size_t>(steps * kLineBytes));
+  }
+  const __m512i largest_finite = _mm512_set1_epi32(static_cast<int>(0xfefffeffu));
+  return _mm512_cmpgt_epu16_mask(_mm512_max_epu16(most[0], most[1]), largest_finite) == 0;
+}
+
+// The first of 64 lines of bfloat16 that is not finite. Every such line becomes zeros.
+ANTIPHON_AMX inline std::ptrdiff_t clear_bad_lines(std::ptrdiff_t line_bytes, char* lines) {
+  std::ptrdiff_t first = kPageKeys;
+  for (std::ptrdiff_t key = kPageKeys - 1; key >= 0; --key) {
+    bool finite = true;
+    for (std::ptrdiff_t i = 0; i < line_bytes; i += kLineBytes) {
+      const __m512i words = _mm512_loadu_si512(lines + key * line_bytes + i);
+      const __m512i magnitudes = _mm512_add_epi16(words, words);
+      finite = finite && _mm512_cmpgt_epu16_mask(magnitudes, _mm512_set1_epi32(static_cast<int>(0xfefffeffu))) == 0;
+    }
+    if (finite) continue;
+    first = key;
+    std::memset(lines + key * line_bytes, 0, static_cast<std::size_t>(line_bytes));
   }
   return first;
 }

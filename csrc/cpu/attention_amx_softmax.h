@@ -36,7 +36,7 @@ struct Softened {
   __mmask16 too_large;
 };
 
-// One tile's way from scores to weights, 16 keys at a time.
+// One tile's way from scores to weights, four keys at a time.
 template <bool kInt8, bool kMasked>
 class Softmax {
  public:
@@ -52,9 +52,9 @@ class Softmax {
         even_(_mm512_setzero_ps()),
         odd_(_mm512_setzero_ps()) {}
 
-  ANTIPHON_AMX ANTIPHON_INLINE void sixteen_keys(std::ptrdiff_t first_key) {
-    ANTIPHON_UNROLL(8)
-    for (std::ptrdiff_t key = first_key; key < first_key + 16; key += 2) {
+  ANTIPHON_AMX ANTIPHON_INLINE void four_keys(std::ptrdiff_t first_key) {
+    ANTIPHON_UNROLL(2)
+    for (std::ptrdiff_t key = first_key; key < first_key + 4; key += 2) {
       const __m512 even = weight(key, even_);
       const __m512 odd = weight(key + 1, odd_);
       const __m512i pair = upper_halves(even, odd);

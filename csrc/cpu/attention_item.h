@@ -61,6 +61,14 @@ class ItemView {
     }
   }
 
+  // Whether every row of the run sees every key of its block.
+  bool sees_all(const ItemRun& run) const {
+    for (std::ptrdiff_t i = run.first; i < run.end; ++i) {
+      if (members_[i].first_position < (run.block + 1) * kPageKeys - 1) return false;
+    }
+    return true;
+  }
+
   // seen[row] for the run's rows: how many keys of its block each sees. Returns the most.
   std::ptrdiff_t count_seen(const ItemRun& run, std::int32_t* seen) const {
     std::ptrdiff_t most = 0;
