@@ -224,10 +224,12 @@ KvStorage parse_kv_storage(const std::string& name) {
   throw py::value_error("storage is '" + name + "', it must be float32, bfloat16 or int8");
 }
 
-const AttentionForm& parse_attention_isa(const std::string& isa) {
+const AttentionForm& parse_attention_isa(const std::string& isa, KvStorage storage) {
   const Isa parsed = parse_isa(isa);
+  static_cast<void>(storage);
 #if defined(__x86_64__)
-  if (parsed != Isa::kPortable) return kAvx2Attention;  // AVX-512 and AMX have no form of their own
+  if (parsed == Isa::kAmx && storage != KvStorage::kFloat32) return kAmxAttention;
+  if (parsed != Isa::kPortable) return kAvx2Attention;  // AVX-512 has no form of its own
 #endif
   static_cast<void>(parsed);
   return kPortableAttention;
@@ -255,11 +257,11 @@ class PlannedAttention {
   PlannedAttention(std::uintptr_t block_tables, std::ptrdiff_t table_pages, std::uintptr_t row_starts,
                    std::uintptr_t context_tokens, std::ptrdiff_t num_rows, std::ptrdiff_t num_heads,
                    const KvShape& shape, const std::string& isa)
-      : form_(parse_attention_isa(isa)),
+      : form_(parse_attention_isa(isa, shape.storage)),
         shape_(shape),
         plan_(pointer<const std::int32_t>(block_tables), table_pages, pointer<const std::int64_t>(row_starts),
               pointer<const std::int64_t>(context_tokens), num_rows, shape.num_slots / kPageKeys,
-              num_heads / shape.num_kv_heads, shape.num_kv_heads, num_threads()) {}
+              num_heads / shape.num_kv_heads, shape.num_kv_heads, num_threads(), form_.cut) {}
 
   std::ptrdiff_t num_tokens() const { return plan_.num_tokens(); }
   std::size_t num_items() const { return plan_.items().size(); }

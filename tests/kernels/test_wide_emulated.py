@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = ["-O1", "-std=c++17", "-ffp-contract=off", "-fsanitize=address", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
 FOLDERS = ["-Itests/csrc/wide/emulated", "-Itests/csrc/wide", "-Icsrc"]  # the emulated header must come first
 DRIVERS = {
+    "amx_attention": ["attention_amx", "attention", "attention_plan"],
     "amx_bf16": ["amx_bf16"],
     "int8": ["int8_amx", "int8_tile_avx512", "int8_linear"],
     "avx512": ["tile_avx512", "linear"],
@@ -55,6 +56,8 @@ def test_emulated_kernels_keep_their_promise_to_the_bit(name: str, tmp_path: Pat
         "tilestored",
         "tdpbf16ps",
         "tdpbssd",
+        "vscalefps",
+        "vreduceps",
         "vcvtne2ps2bf16",
         r"vpdpbusd %zmm\d+,%zmm\d+,%zmm\d+",
         r"vfmadd231ps [^,]*\{1to16\},%zmm\d+,%zmm\d+",
