@@ -12,6 +12,7 @@
 #include "cpu/layer_ops.h"
 #include "cpu/linear_forms.h"
 #include "cpu/log_prob.h"
+#include "cpu/machine_rates.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
 #include "cpu/rounding.h"
@@ -417,6 +418,15 @@ PYBIND11_MODULE(_native, m) {
            py::arg("packed"), py::arg("bias"), py::arg("num_columns"), py::arg("num_k"), py::arg("storage"),
            py::arg("isa"))
       .def("run", &Linear::run, py::arg("x"), py::arg("residual"), py::arg("num_rows"), py::arg("y"));
+  m.def("read_memory", [](std::uintptr_t data, std::ptrdiff_t num_bytes) {
+    py::gil_scoped_release release;
+    return read_memory(pointer<const void>(data), num_bytes);
+  }, py::arg("data"), py::arg("num_bytes"));
+  m.def("multiply_tiles", [](bool int8, std::ptrdiff_t num_rounds) {
+    parse_isa("amx");  // refused where the machine has none
+    py::gil_scoped_release release;
+    return multiply_tiles(int8, num_rounds);
+  }, py::arg("int8"), py::arg("num_rounds"));
   bind_int8_linear(m);
   bind_normed(m);
   bind_attention(m);

@@ -1,8 +1,8 @@
-"""What follows a norm in a layer as one kernel on AMX tiles, norm included (csrc/cpu/amx_normed.h): a linear layer, and
-a whole gated MLP, whose gated activation leaves the first product's tiles as bfloat16, ready for the second. Neither the
-norm's result nor `[tokens, 2 * size]` float32 is ever written.
+"""What follows a norm in a layer as one kernel on AMX tiles, norm included (csrc/cpu/amx_normed.h).
 
-A row's result depends neither on the rows beside it nor on the threads.
+A linear layer, and a whole gated MLP, whose gated activation leaves the first product's tiles as bfloat16, ready for
+the second: neither the norm's result nor `[tokens, 2 * size]` float32 is ever written. A row's result depends neither
+on the rows beside it nor on the threads.
 """
 
 from __future__ import annotations
