@@ -75,13 +75,17 @@ class NativeGatedMlp:
         TypeError or ValueError, before any work, for another dtype, device or shape. Runs without the interpreter's
         lock, on the pool's threads.
         """
+        num_rows = x.shape[0] if x.dim() else 0
         for name, operand, features in (("x", x, self.in_features), ("residual", residual, self.out_features)):
             if operand.dtype != torch.float32 or operand.device.type != "cpu":
                 raise TypeError(f"{name} is {operand.dtype} on {operand.device}; this kernel takes float32 on the CPU")
-            if operand.dim() != 2 or operand.shape != (x.shape[0], features) or not operand.is_contiguous():
-                raise ValueError(f"{name} is {tuple(operand.shape)}; need contiguous ({x.shape[0]}, {features})")
+            if operand.shape != (num_rows, features) or not operand.is_contiguous():
+                raise ValueError(
+                    f"{name} is {tuple(operand.shape)} with strides {operand.stride()}; "
+                    f"need contiguous ({num_rows}, {features})"
+                )
         out = torch.empty_like(residual)
-        self._kernel.run(x.data_ptr(), x.shape[0], residual.data_ptr(), out.data_ptr())
+        self._kernel.run(x.data_ptr(), num_rows, residual.data_ptr(), out.data_ptr())
         return out
 
 
