@@ -21,6 +21,7 @@ FLAGS = ["-O1", "-std=c++17", "-ffp-contract=off", "-fsanitize=address", "-Wall"
 FOLDERS = ["-Itests/csrc/wide/emulated", "-Itests/csrc/wide", "-Icsrc"]  # the emulated header must come first
 DRIVERS = {
     "amx_bf16": ["amx_bf16"],
+    "amx_mlp": ["amx_mlp", "amx_bf16", "int8_amx", "int8_linear"],
     "int8": ["int8_amx", "int8_tile_avx512", "int8_linear"],
     "avx512": ["tile_avx512", "linear"],
 }
@@ -56,6 +57,11 @@ def test_emulated_kernels_keep_their_promise_to_the_bit(name: str, tmp_path: Pat
         "tdpbf16ps",
         "tdpbssd",
         "vcvtne2ps2bf16",
+        "vcvtneps2bf16",
+        "vreduceps",
+        "vscalefps",
+        "vrcp14ps",
+        "vmovntps",
         r"vpdpbusd %zmm\d+,%zmm\d+,%zmm\d+",
         r"vfmadd231ps [^,]*\{1to16\},%zmm\d+,%zmm\d+",
     ],

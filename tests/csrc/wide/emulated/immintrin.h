@@ -5,10 +5,14 @@
 // without a configuration, tiles of shapes that do not fit) ends the process with a message. A masked lane is not read.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
+#include "elementary.h"
+#include "stores.h"
 #include "tiles.h"
 
 using __mmask16 = std::uint16_t;
@@ -19,11 +23,13 @@ typedef float __m512 __attribute__((vector_size(64), may_alias));
 typedef long long __m512i __attribute__((vector_size(64), may_alias));
 typedef short __m512bh __attribute__((vector_size(64), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
+typedef short __m256bh __attribute__((vector_size(32), may_alias));
 typedef long long __m128i __attribute__((vector_size(16), may_alias));
 
 namespace emulated {
 typedef std::int32_t i32x16 __attribute__((vector_size(64), may_alias));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64), may_alias));
+typedef std::uint16_t u16x32 __attribute__((vector_size(64), may_alias));
 
 template <typename Vector>
 inline Vector load(const void* address) {
@@ -43,10 +49,16 @@ EMULATED __m256i _mm256_loadu_si256(const void* p) { return emulated::load<__m25
 EMULATED void _mm512_storeu_ps(void* p, __m512 v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED void _mm512_storeu_si512(void* p, __m512i v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED void _mm_storeu_si128(void* p, __m128i v) { std::memcpy(p, &v, sizeof(v)); }
+EMULATED void _mm256_storeu_si256(__m256i* p, __m256i v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED __m512 _mm512_setzero_ps() { return __m512{}; }
 EMULATED __m512i _mm512_setzero_si512() { return __m512i{}; }
 EMULATED __m512 _mm512_set1_ps(float value) { return __m512{} + value; }
 EMULATED __m512i _mm512_set1_epi32(int value) { return (__m512i)(emulated::i32x16{} + value); }
+EMULATED __m512i _mm512_set1_epi16(short value) {
+  return (__m512i)(emulated::u16x32{} + static_cast<std::uint16_t>(value));
+}
+EMULATED void _mm512_stream_ps(void* p, __m512 v) { emulated::stream(p, &v); }
+EMULATED void _mm_sfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void* p) {
   __m512 v{};
@@ -68,6 +80,19 @@ EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; ++i) c[i] = std::fmaf(a[i], b[i], c[i]);
   return c;
+}
+EMULATED __m512 _mm512_reduce_ps(__m512 v, int control) {
+  if (control != 0x09) std::abort();  // another rounding than past_floor's
+  for (int i = 0; i < 16; ++i) v[i] = emulated::past_floor(v[i]);
+  return v;
+}
+EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 b) {
+  for (int i = 0; i < 16; ++i) a[i] = emulated::scale(a[i], b[i]);
+  return a;
+}
+EMULATED __m512 _mm512_rcp14_ps(__m512 v) {
+  for (int i = 0; i < 16; ++i) v[i] = emulated::reciprocal(v[i]);
+  return v;
 }
 EMULATED __m512 _mm512_castsi512_ps(__m512i v) { return (__m512)v; }
 EMULATED __m512i _mm512_castps_si512(__m512 v) { return (__m512i)v; }
@@ -91,10 +116,16 @@ EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
   }
   return out;
 }
+EMULATED __m256bh _mm512_cvtneps_pbh(__m512 v) {
+  __m256bh out;
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<short>(emulated::to_bfloat16(v[i]));
+  return out;
+}
 
 // Integers.
 EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 EMULATED __m512i _mm512_slli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v << count); }
+EMULATED __m512i _mm512_srli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v >> count); }
 EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)((emulated::u32x16)a + (emulated::u32x16)b);
 }
@@ -113,6 +144,10 @@ EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 v) {
 }
 EMULATED __m512i _mm512_max_epu32(__m512i a, __m512i b) {
   const emulated::u32x16 x = (emulated::u32x16)a, y = (emulated::u32x16)b;
+  return (__m512i)(x > y ? x : y);
+}
+EMULATED __m512i _mm512_max_epu16(__m512i a, __m512i b) {
+  const emulated::u16x32 x = (emulated::u16x32)a, y = (emulated::u16x32)b;
   return (__m512i)(x > y ? x : y);
 }
 EMULATED unsigned _mm512_reduce_max_epu32(__m512i v) {
