@@ -26,11 +26,13 @@ from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLin
 
 Reason = Callable[[KernelContext], str | None]
 
+COMPOSED = "composed of linear and silu_and_mul"  # who serves `gated_mlp` where no kernel does
+
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute an operation. `reason` returns why it cannot serve, or None. With `is_factory`, `kernel()`
-    gives the kernel, once it has been chosen. No kernel: the model makes the operation of others."""
+    gives the kernel, once it has been chosen. No kernel (`COMPOSED`): the model makes the operation of others."""
 
     name: str
     reason: Reason
@@ -47,9 +49,8 @@ class OperationReport:
 
 
 def candidates(operation: str) -> tuple[Candidate, ...]:
-    """All candidates of an operation, in the order they are tried."""
-    last_reason = reference.linear_reason if operation == "linear" else _serves
-    last = Candidate("reference", last_reason, getattr(reference, operation, None))
+    """All candidates of an operation, in the order they are tried. The last is the oracle, or for `gated_mlp` what the
+    model makes of two others."""
     layer = Candidate("native", _all(_native_reason, _native_weight_reason), partial(_native_layer, operation), True)
     fast = {
         "embedding": (layer,),
@@ -78,19 +79,20 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
         "log_prob": (layer,),
         "peak": (layer,),
     }
-    return (*fast.get(operation, ()), last)
+    return (*fast.get(operation, ()), _last(operation))
 
 
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:
     """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests); a
     name stands for its int8 form too. Raises `ValueError` with every candidate's reason where none can serve."""
     chosen: dict[str, Any] = {}
-    known = {candidate.name.removesuffix("_int8") for operation in OPERATIONS for candidate in candidates(operation)}
+    every = [candidate for operation in OPERATIONS for candidate in candidates(operation)]
+    known = {candidate.name.removesuffix("_int8") for candidate in every if candidate.kernel is not None}
     if only is not None and only not in known:
         raise ValueError(f"no kernels are named {only!r}, there are {', '.join(sorted(known))}")
     for operation in OPERATIONS:
         for candidate in candidates(operation):
-            wanted = only is None or candidate.name.removesuffix("_int8") in (only, "reference")
+            wanted = only is None or candidate.name.removesuffix("_int8") in (only, "reference", COMPOSED)
             if wanted and candidate.reason(context) is None:
                 chosen[operation] = (
                     candidate.kernel() if candidate.kernel and candidate.is_factory else candidate.kernel
@@ -110,6 +112,13 @@ def report(context: KernelContext) -> list[OperationReport]:
 def _report(operation: str, context: KernelContext) -> OperationReport:
     reasons = [(candidate.name, candidate.reason(context)) for candidate in candidates(operation)]
     return OperationReport(operation, tuple((name, reason is None, reason or "") for name, reason in reasons))
+
+
+def _last(operation: str) -> Candidate:
+    if operation == "gated_mlp":
+        return Candidate(COMPOSED, _serves, None)
+    reason = reference.linear_reason if operation == "linear" else _serves
+    return Candidate("reference", reason, getattr(reference, operation))
 
 
 def _native_reason(context: KernelContext) -> str | None:

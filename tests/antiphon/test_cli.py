@@ -252,6 +252,21 @@ def test_doctor_says_who_serves_each_operation(capsys: pytest.CaptureFixture[str
         assert piece in out, piece
 
 
+@pytest.mark.parametrize("isa", native.supported_isas() if native.available() is None else ())
+def test_doctor_says_who_serves_the_gated_mlp_or_what_it_is_composed_of(
+    isa: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [" ".join(line.split()[1:]) for line in lines if line.split()[:1] == ["gated_mlp"]]
+    composed = "composed of linear and silu_and_mul"
+    # float32; bfloat16 weights; int8 weights over two caches; bfloat16 throughout
+    fused = [f"{name} (then {composed})" for name in ("native", "native_int8", "native_int8")]
+    assert found == [composed, *(fused if isa == "amx" else [composed] * 3), composed]
+    assert (f"is for AMX tiles; {isa} runs linear and silu_and_mul" in "\n".join(lines)) == (isa != "amx")
+
+
 def test_doctor_refuses_an_instruction_set_that_is_not_there(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

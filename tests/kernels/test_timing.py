@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 
 import pytest
@@ -22,6 +22,22 @@ def timed_kernels(kernels: KernelSet) -> tuple[KernelSet, KernelTimes]:
     """By a clock that goes on by one second each time it is read."""
     times, ticks = KernelTimes(), count()
     return timed(kernels, times, lambda: float(next(ticks))), times
+
+
+@dataclass(frozen=True)
+class PlainMlp:
+    """A fused gated MLP, as far as timing can tell."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        return (torch.nn.functional.silu(x @ self.gate.T) * (x @ self.up.T)) @ self.down.T + residual
 
 
 def test_calls_are_counted_by_operation_and_linear_by_weight() -> None:
@@ -47,11 +63,24 @@ def test_calls_are_counted_by_operation_and_linear_by_weight() -> None:
 
 
 def test_every_operation_is_wrapped() -> None:
-    plain = plain_kernels()
+    plain = replace(plain_kernels(), gated_mlp=PlainMlp)
     kernels, _ = timed_kernels(plain)
     assert {entry.name for entry in fields(kernels)} == set(OPERATIONS)
     for operation in OPERATIONS:
         assert getattr(kernels, operation) is not getattr(plain, operation), operation
+
+
+def test_a_fused_mlp_is_timed_as_one_and_a_composed_one_stays_composed() -> None:
+    assert timed_kernels(plain_kernels())[0].gated_mlp is None
+    kernels, times = timed_kernels(replace(plain_kernels(), gated_mlp=PlainMlp))
+    assert kernels.gated_mlp is not None
+    weights = torch.randn(6, 4), torch.randn(6, 4), torch.randn(4, 6)
+    mlp, plain = kernels.gated_mlp(*weights), PlainMlp(*weights)
+    assert times.operations == {}  # packing is not counted
+    x, residual = torch.randn(3, 4), torch.randn(3, 4)
+    assert torch.equal(mlp(x, residual), plain(x, residual))
+    assert mlp.num_bytes == plain.num_bytes
+    assert times.take() == {"gated_mlp 6x4": OperationTime(1.0, 1)}
 
 
 def test_a_kernel_that_fails_is_counted_and_its_error_passed_on() -> None:
