@@ -4,7 +4,7 @@
 // Weights are packed as amx_linear.h and int8_linear.h say. `gate_up` has panels of 16 rows of gate and the same 16 of
 // up, the last ones filled up with zeros: [ceil(size / 16)][gate 16, up 16] rows.
 // Numbers: gate and up are summed as a linear layer of that storage does; h = bfloat16(gate up / (1 + e^-gate)), right to
-// 2e-4 before it is rounded (by 2e-3 at most); h is multiplied by `down` as a linear layer does, bfloat16 as it is, int8
+// 2e-4 before it is rounded (by 4e-3 at most); h is multiplied by `down` as a linear layer does, bfloat16 as it is, int8
 // quantised per row from the rounded h. A row of y depends on its own row of
 // x and residual alone, bitwise.
 #pragma once
