@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from tiny_models import prompt
 from antiphon.engine.batch import Batch, Phase
 from antiphon.engine.errors import ModelError
 from antiphon.engine.sampling_params import SamplingParams
+from antiphon.kernels import native
+from antiphon.kernels.ops import KernelSet, PackGatedMlp
 from antiphon.scheduler.row import Row, RowKind
 
 FAMILIES = [("qwen2", False), ("qwen2", True), ("qwen3", False), ("qwen3", True)]
@@ -103,6 +107,35 @@ def test_logits_over_a_narrow_cache_lie_near_those_over_fp32(family: str, kv_dty
     engine = tiny.tiny_engine(model, kv_dtype=kv_dtype)
     moved = torch.stack([last_logits(engine, ids) for ids in prompts]) - exact
     assert 0 < moved.std() <= bound * exact.std()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("weight_dtype", "bound"), [(torch.bfloat16, 0.03), (torch.int8, 0.12)])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_logits_on_narrow_weights_lie_near_those_of_fp32_with_the_mlp_fused_and_composed(
+    family: str, weight_dtype: torch.dtype, bound: float, fused: bool
+) -> None:
+    """Logits have moved by less than `bound` of their own spread. On AMX tiles activations are rounded too, to bf16 or
+    to int8 as the weights are: hence the bounds. A gate taken for an up is far beyond them."""
+    model = tiny.random_hf_model(family)
+    prompts = [prompt(length) for length in LENGTHS]
+    exact = torch.stack([hf_last_logits(model, ids) for ids in prompts])
+
+    def spread(wrap: Callable[[PackGatedMlp], PackGatedMlp]) -> float:
+        """Of what has moved, beside that of the logits."""
+
+        def changed(kernels: KernelSet) -> KernelSet:
+            if not fused or kernels.gated_mlp is None:
+                return replace(kernels, gated_mlp=None)
+            return replace(kernels, gated_mlp=wrap(kernels.gated_mlp))
+
+        engine = tiny.tiny_engine(model, weight_dtype=weight_dtype, wrap_kernels=changed)
+        moved = torch.stack([last_logits(engine, ids) for ids in prompts]) - exact
+        return float(moved.std() / exact.std())
+
+    assert 0 < spread(lambda pack: pack) <= bound
+    if fused and native.isa() == "amx":
+        assert spread(lambda pack: lambda gate, up, down: pack(up, gate, down)) > 2 * bound
 
 
 def hf_last_logits(model: Any, token_ids: list[int]) -> torch.Tensor:
