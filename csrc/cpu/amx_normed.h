@@ -1,5 +1,5 @@
-// What follows a norm in a layer, norm included, on AMX tiles: a linear layer, and a whole gated MLP. All float32 but the
-// weights.
+// What follows a norm in a layer, norm included, on AMX tiles: a linear layer, and a whole gated MLP. All float32 but
+// the weights.
 //   linear   y[M, N] = norm(x) weight^T (+ bias[N])
 //   MLP      y[M, K] = x + (silu(norm(x) gate^T) * (norm(x) up^T)) down^T
 // norm(x) is x * (1 / sqrt(mean of x^2 + eps)) * weight of the norm, a row at a time; it is rounded to bfloat16, or
@@ -7,7 +7,7 @@
 //
 // The MLP's `gate_up` has panels of 16 rows of gate and the same 16 of up, the last ones filled up with zeros:
 // [ceil(size / 16)][gate 16, up 16] rows. h = bfloat16(gate up / (1 + e^-gate)), right to 2e-4 before it is rounded (by
-// 2e-3 at most), leaves the tiles as the x of the second product, bfloat16 as it is, int8 quantised per row.
+// 4e-3 at most), leaves the tiles as the x of the second product, bfloat16 as it is, int8 quantised per row.
 // A row of y depends on its own row of x alone, bitwise.
 #pragma once
 

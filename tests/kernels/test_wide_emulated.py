@@ -22,6 +22,7 @@ FOLDERS = ["-Itests/csrc/wide/emulated", "-Itests/csrc/wide", "-Icsrc"]  # the e
 DRIVERS = {
     "amx_attention": ["attention_amx", "attention", "attention_plan"],
     "amx_bf16": ["amx_bf16"],
+    "amx_normed": ["amx_normed", "amx_bf16", "int8_amx", "int8_linear"],
     "int8": ["int8_amx", "int8_tile_avx512", "int8_linear"],
     "avx512": ["tile_avx512", "linear"],
 }
@@ -56,9 +57,12 @@ def test_emulated_kernels_keep_their_promise_to_the_bit(name: str, tmp_path: Pat
         "tilestored",
         "tdpbf16ps",
         "tdpbssd",
-        "vscalefps",
-        "vreduceps",
         "vcvtne2ps2bf16",
+        "vcvtneps2bf16",
+        "vreduceps",
+        "vscalefps",
+        "vrcp14ps",
+        "vmovntps",
         r"vpdpbusd %zmm\d+,%zmm\d+,%zmm\d+",
         r"vfmadd231ps [^,]*\{1to16\},%zmm\d+,%zmm\d+",
     ],

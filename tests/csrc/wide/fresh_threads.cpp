@@ -1,5 +1,7 @@
 // A pool for the emulated tests: new threads at every call, which see nothing that another thread set up, and a check
-// that no task leaves its tile configuration behind.
+// that no task leaves its tile configuration, or another rounding of subnormal numbers, behind.
+#include <immintrin.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -25,6 +27,10 @@ void run_tasks(std::ptrdiff_t num_tasks, TaskFunction function, void* context) {
       function(context, index, thread);
       if (emulated::tiles.configured()) {
         std::fprintf(stderr, "a task left its tile configuration\n");
+        std::abort();
+      }
+      if (_mm_getcsr() != emulated::kInitialCsr) {
+        std::fprintf(stderr, "a task left its control and status register\n");
         std::abort();
       }
     }

@@ -6,6 +6,7 @@
 #include "checks.h"
 #include "cpu/attention.h"
 #include "cpu/pool.h"
+#include "elementary.h"
 #include "tiles.h"
 
 using namespace antiphon::cpu;
@@ -115,7 +116,7 @@ void add_step(float& sum, std::ptrdiff_t num_k, const Left& left, const Right& r
 
 float exp2_promised(float x, float one) {
   if (std::isinf(x)) return x > 0 ? x : 0.0f;
-  const float f = x - std::floor(x);
+  const float f = emulated::past_floor(x);
   const float p = std::fmaf(std::fmaf(std::fmaf(0.077067055f, f, 0.22764498f), f, 0.69511682f), f, one);
   return emulated::flush(std::ldexp(p, static_cast<int>(std::fmax(-1000.0f, std::fmin(1000.0f, std::floor(x))))));
 }

@@ -5,10 +5,14 @@
 // without a configuration, tiles of shapes that do not fit) ends the process with a message. A masked lane is not read.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
+#include "elementary.h"
+#include "stores.h"
 #include "tiles.h"
 
 using __mmask16 = std::uint16_t;
@@ -19,11 +23,13 @@ typedef float __m512 __attribute__((vector_size(64), may_alias));
 typedef long long __m512i __attribute__((vector_size(64), may_alias));
 typedef short __m512bh __attribute__((vector_size(64), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
+typedef short __m256bh __attribute__((vector_size(32), may_alias));
 typedef long long __m128i __attribute__((vector_size(16), may_alias));
 
 namespace emulated {
 typedef std::int32_t i32x16 __attribute__((vector_size(64), may_alias));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64), may_alias));
+typedef std::uint16_t u16x32 __attribute__((vector_size(64), may_alias));
 
 template <typename Vector>
 inline Vector load(const void* address) {
@@ -35,7 +41,8 @@ inline Vector load(const void* address) {
 
 // The control and status register's flush-to-zero and denormals-are-zeros, of each thread; off at the start.
 namespace emulated {
-inline thread_local unsigned csr = 0x1f80;
+constexpr unsigned kInitialCsr = 0x1f80;
+inline thread_local unsigned csr = kInitialCsr;
 
 inline float in_csr(float value) { return (csr & 0x8040u) == 0x8040u ? flush(value) : value; }
 
@@ -57,10 +64,16 @@ EMULATED __m256i _mm256_loadu_si256(const void* p) { return emulated::load<__m25
 EMULATED void _mm512_storeu_ps(void* p, __m512 v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED void _mm512_storeu_si512(void* p, __m512i v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED void _mm_storeu_si128(void* p, __m128i v) { std::memcpy(p, &v, sizeof(v)); }
+EMULATED void _mm256_storeu_si256(__m256i* p, __m256i v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED __m512 _mm512_setzero_ps() { return __m512{}; }
 EMULATED __m512i _mm512_setzero_si512() { return __m512i{}; }
 EMULATED __m512 _mm512_set1_ps(float value) { return __m512{} + value; }
 EMULATED __m512i _mm512_set1_epi32(int value) { return (__m512i)(emulated::i32x16{} + value); }
+EMULATED __m512i _mm512_set1_epi16(short value) {
+  return (__m512i)(emulated::u16x32{} + static_cast<std::uint16_t>(value));
+}
+EMULATED void _mm512_stream_ps(void* p, __m512 v) { emulated::stream(p, &v); }
+EMULATED void _mm_sfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 
 EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void* p) {
   __m512 v{};
@@ -113,22 +126,13 @@ EMULATED __m512 _mm512_mask_max_ps(__m512 source, __mmask16 mask, __m512 a, __m5
 EMULATED __m512 _mm512_maskz_mul_ps(__mmask16 mask, __m512 a, __m512 b) {
   return _mm512_mask_mov_ps(__m512{}, mask, _mm512_mul_ps(a, b));
 }
-// v - floor(v), 0 for an infinity: of all that the instruction can do, the one form that is used.
+// Of all that the instruction can do, the one form that is used.
 EMULATED __m512 _mm512_reduce_ps(__m512 v, int form) {
   if (form != 0x09) std::abort();
-  return emulated::lanes([&](int i) {
-    const float x = emulated::in_csr(v[i]);
-    return std::isinf(x) ? 0.0f : x - std::floor(x);
-  });
+  return emulated::lanes([&](int i) { return emulated::past_floor(emulated::in_csr(v[i])); });
 }
-// a * 2^floor(b)
 EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 b) {
-  return emulated::lanes([&](int i) {
-    const float power = std::floor(emulated::in_csr(b[i]));
-    if (std::isnan(power)) return power;
-    if (std::isinf(power)) return power > 0 ? a[i] * power : a[i] * 0.0f;
-    return std::ldexp(emulated::in_csr(a[i]), static_cast<int>(std::fmax(-1000.0f, std::fmin(1000.0f, power))));
-  });
+  return emulated::lanes([&](int i) { return emulated::scale(emulated::in_csr(a[i]), emulated::in_csr(b[i])); });
 }
 EMULATED __m512 _mm512_maskz_scalef_ps(__mmask16 mask, __m512 a, __m512 b) {
   return _mm512_mask_mov_ps(__m512{}, mask, _mm512_scalef_ps(a, b));
@@ -142,6 +146,16 @@ EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int comparison) {
     mask |= static_cast<int>(holds) << i;
   }
   return static_cast<__mmask16>(mask);
+}
+EMULATED __m512 _mm512_rcp14_ps(__m512 v) {
+  return emulated::lanes([&](int i) { return emulated::reciprocal(emulated::in_csr(v[i])); });
+}
+// Halves are added until one is left, as g++ and clang expand it.
+EMULATED float _mm512_reduce_add_ps(__m512 v) {
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) v[i] = emulated::in_csr(emulated::in_csr(v[i]) + emulated::in_csr(v[i + half]));
+  }
+  return v[0];
 }
 EMULATED __m512 _mm512_castsi512_ps(__m512i v) { return (__m512)v; }
 EMULATED __m512i _mm512_castps_si512(__m512 v) { return (__m512i)v; }
@@ -165,10 +179,16 @@ EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
   }
   return out;
 }
+EMULATED __m256bh _mm512_cvtneps_pbh(__m512 v) {
+  __m256bh out;
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<short>(emulated::to_bfloat16(v[i]));
+  return out;
+}
 
 // Integers.
 EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 EMULATED __m512i _mm512_slli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v << count); }
+EMULATED __m512i _mm512_srli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v >> count); }
 EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)((emulated::u32x16)a + (emulated::u32x16)b);
 }
@@ -187,6 +207,10 @@ EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 v) {
 }
 EMULATED __m512i _mm512_max_epu32(__m512i a, __m512i b) {
   const emulated::u32x16 x = (emulated::u32x16)a, y = (emulated::u32x16)b;
+  return (__m512i)(x > y ? x : y);
+}
+EMULATED __m512i _mm512_max_epu16(__m512i a, __m512i b) {
+  const emulated::u16x32 x = (emulated::u16x32)a, y = (emulated::u16x32)b;
   return (__m512i)(x > y ? x : y);
 }
 EMULATED unsigned _mm512_reduce_max_epu32(__m512i v) {
@@ -224,7 +248,6 @@ EMULATED __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
 
 // Words of 16 bits, comparisons, and what moves them about.
 namespace emulated {
-typedef std::uint16_t u16x32 __attribute__((vector_size(64), may_alias));
 typedef std::int64_t i64x8 __attribute__((vector_size(64), may_alias));
 
 template <typename Vector, typename Holds>
@@ -255,13 +278,8 @@ EMULATED __m512i _mm512_unpacklo_epi32(__m512i a, __m512i b) { return emulated::
 EMULATED __m512i _mm512_unpackhi_epi32(__m512i a, __m512i b) { return emulated::unpack<emulated::i32x16>(a, b, true); }
 EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) { return emulated::unpack<emulated::i64x8>(a, b, false); }
 EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) { return emulated::unpack<emulated::i64x8>(a, b, true); }
-EMULATED __m512i _mm512_srli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v >> count); }
 EMULATED __m512i _mm512_add_epi16(__m512i a, __m512i b) {
   return (__m512i)((emulated::u16x32)a + (emulated::u16x32)b);
-}
-EMULATED __m512i _mm512_max_epu16(__m512i a, __m512i b) {
-  const emulated::u16x32 x = (emulated::u16x32)a, y = (emulated::u16x32)b;
-  return (__m512i)(x > y ? x : y);
 }
 EMULATED __m512i _mm512_mask_blend_epi16(__mmask32 mask, __m512i a, __m512i b) {
   emulated::u16x32 out = (emulated::u16x32)a;
