@@ -2,10 +2,10 @@
 
     taskset -c 1 python benchmarks/attention.py
 
-One thread, the heads of Qwen2.5-0.5B, keys and values in bfloat16 and int8, the AMX form beside the AVX2 form. A read is of
-1,024 tokens, and its GFLOP/s count what the causal edge leaves; decode is of 16 rows that share nothing, in as many
-layers as it takes to fall out of the caches, and its GB/s count the keys and values. The peak and the reading rate are
-measured in the same run, before and after, by `tile_peak.cpp`. The least of several repeats is shown, for a busy
+One thread, the heads of Qwen2.5-0.5B, keys and values in bfloat16 and int8, the AMX form beside the AVX2 form. A read
+is of 1,024 tokens, and its GFLOP/s count what the causal edge leaves. Decode is of 16 rows that share nothing, in as
+many layers as it takes to fall out of the caches, and its GB/s count the keys and values. `tile_peak.cpp` measures the
+tiles' peak and the rate of reading in the same run, before and after. The least of several repeats is shown, for a busy
 machine only makes times longer. Nothing is timed before its output has been compared with float64.
 """
 
@@ -100,7 +100,10 @@ def _lines(
     first = _cache(kv_heads, case.num_slots(), head_dim, dtype)
     num_bytes = 2 * first.k.numel() * first.k.element_size()
     num_layers = max(1, _COLD_BYTES // num_bytes) if case.new == 1 else 1
-    layers = [first, *(LayerCache(*(None if x is None else x.clone() for x in vars(first).values())) for _ in range(num_layers - 1))]
+    layers = [
+        first,
+        *(LayerCache(*(None if x is None else x.clone() for x in vars(first).values())) for _ in range(num_layers - 1)),
+    ]
     plan, lines = case.plan(), []
     for isa in isas:
         os.environ[native.ISA_VARIABLE] = isa
@@ -108,7 +111,9 @@ def _lines(
         error = relative_error(q, first, plan, case)
         if not error < _LARGEST_ERROR:
             raise SystemExit(f"attention: {isa} {case.name} {dtype} is wrong by {error:.3g}, not timed")
-        best = least_seconds([lambda layer=layer: paged_attention(q, layer, plan) for layer in layers], arguments.seconds)
+        best = least_seconds(
+            [lambda layer=layer: paged_attention(q, layer, plan) for layer in layers], arguments.seconds
+        )
         flops = 4.0 * case.seen() * heads * head_dim
         read = num_bytes / best
         lines.append((
