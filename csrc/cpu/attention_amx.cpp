@@ -29,6 +29,7 @@ ANTIPHON_AMX __attribute__((noinline)) void spoil(const PackedBlock& block, cons
   _mm512_storeu_ps(tile.sum, _mm512_mask_mov_ps(_mm512_loadu_ps(tile.sum), lanes, nan));
 }
 
+// One tile's scores to weights.
 template <bool kInt8, bool kMasked>
 ANTIPHON_AMX ANTIPHON_INLINE Softened soften_alone(const PackedBlock& block, const RowTile& tile, const float* scores,
                                                    char* weights) {
@@ -37,7 +38,7 @@ ANTIPHON_AMX ANTIPHON_INLINE Softened soften_alone(const PackedBlock& block, con
   return softmax.end();
 }
 
-// The same, and `work`: in so small pieces that the processor has both before it at any time.
+// The same beside the tile unit's work, by turns in pieces so small that the processor has both before it at any time.
 template <bool kInt8, bool kMasked>
 ANTIPHON_AMX ANTIPHON_INLINE Softened soften_beside(const PackedBlock& block, const RowTile& tile, const float* scores,
                                                     char* weights, const TileWork<kInt8>& tile_work,
@@ -47,35 +48,20 @@ ANTIPHON_AMX ANTIPHON_INLINE Softened soften_beside(const PackedBlock& block, co
   const std::ptrdiff_t num_steps = work.num_steps();
   for (std::ptrdiff_t quarter = 0; quarter < 4; ++quarter) {
     prefetch.step();
-    const std::ptrdiff_t end = (quarter + 1) * num_steps / 4;
-    std::ptrdiff_t step = quarter * num_steps / 4;
-    for (; step + 1 < end; ++step) {
+    const std::ptrdiff_t first = quarter * num_steps / 4, count = (quarter + 1) * num_steps / 4 - first;
+    ANTIPHON_UNROLL(4)
+    for (int part = 0; part < 4; ++part) {
       order_memory();
-      work.template product<0>(step);
-      work.template product<1>(step);
-      work.template product<2>(step);
-      work.template product<3>(step);
+      work.run_part(first, count, part);
       order_memory();
+      softmax.four_keys(16 * quarter + 4 * part);
     }
-    const std::ptrdiff_t key = 16 * quarter;
-    order_memory();
-    if (step < end) work.template product<0>(step);
-    softmax.four_keys(key);
-    order_memory();
-    if (step < end) work.template product<1>(step);
-    softmax.four_keys(key + 4);
-    order_memory();
-    if (step < end) work.template product<2>(step);
-    softmax.four_keys(key + 8);
-    order_memory();
-    if (step < end) work.template product<3>(step);
-    softmax.four_keys(key + 12);
-    order_memory();
   }
+  order_memory();
   return softmax.end();
 }
 
-// Scores to weights, beside the tile unit's work.
+// The same, whatever the scores and values are.
 template <bool kInt8, bool kMasked>
 ANTIPHON_AMX __attribute__((noinline)) void soften(const PackedBlock& block, const RowTile& tile, const float* scores,
                                                    char* weights, const TileWork<kInt8>& work, PagePrefetch& prefetch) {
@@ -120,7 +106,7 @@ ANTIPHON_AMX void run_units(const Unit* units, std::ptrdiff_t num_units, const S
 }
 
 constexpr std::ptrdiff_t kChunkBlocks = 8;  // packed at a time
-constexpr std::ptrdiff_t kFewBlocks = 2;
+constexpr std::ptrdiff_t kFewBlocks = 4;
 constexpr std::ptrdiff_t kGroupTiles = 4;   // of rows, that go through a chunk together: their sums stay in the cache
 static_assert(2 * kChunkBlocks <= PagePrefetch::kMostPages, "a chunk's pages of keys and of values");
 
@@ -132,7 +118,7 @@ class AmxWork {
       : item_(item), layer_(layer), q_(q), out_(out), steps_(ceil_div(layer.head_dim, kStepDims)),
         num_tiles_(ceil_div(item.num_rows(), kTileRows)) {
     take_all(nullptr);
-    take_all(workspace.at_least<char>(reinterpret_cast<std::ptrdiff_t>(next_)));
+    take_all(workspace.at_least<char>(taken_bytes_));
   }
 
   ANTIPHON_AMX void run() {
@@ -140,7 +126,7 @@ class AmxWork {
     load_attention_config(ones_);
     load_queries();
     item_.for_each_run([this](const ItemRun& run) { runs_.push_back(run); });
-    // Little is gained by a longer chunk where all rows are one group, and its first pages come late.
+    // Where all rows are one group a longer chunk gains little, and nothing has fetched the first one's pages.
     const std::ptrdiff_t blocks = num_tiles_ > kGroupTiles ? kChunkBlocks : kFewBlocks;
     for (std::ptrdiff_t first = 0; first < num_runs(); first += blocks) {
       run_chunk(first, std::min(blocks, num_runs() - first));
@@ -150,10 +136,11 @@ class AmxWork {
   }
 
  private:
-  // Where everything lies from `start` on, and next_ after it.
+  // Where everything lies from `start` on; with null, only how much of it there is.
   void take_all(char* start) {
     const std::ptrdiff_t page_bytes = 4 * steps_ * kTileBytes, num_rows = num_tiles_ * kTileRows;
-    next_ = start;
+    start_ = start;
+    taken_bytes_ = 0;
     for (int i = 0; i < 2; ++i) {
       scratch_.scores[i] = take<float>(kScoreFloats);
       scratch_.weights[i] = take<char>(kWeightBytes);
@@ -173,8 +160,8 @@ class AmxWork {
 
   template <typename T>
   T* take(std::ptrdiff_t count) {
-    char* taken = next_;
-    next_ += round_up(count * static_cast<std::ptrdiff_t>(sizeof(T)), kLineBytes);
+    char* taken = start_ == nullptr ? nullptr : start_ + taken_bytes_;
+    taken_bytes_ += round_up(count * static_cast<std::ptrdiff_t>(sizeof(T)), kLineBytes);
     return reinterpret_cast<T*>(taken);
   }
 
@@ -222,7 +209,7 @@ class AmxWork {
     }
     std::ptrdiff_t num_units = 0;
     for (std::ptrdiff_t i = 0; i < count; ++i) num_units += find_tiles(runs_[first + i], places_[i]);
-    prefetch.start(item_.page_bytes(), 4 * num_units + count * value_lines_calls());
+    prefetch.start(item_.page_bytes(), 4 * num_units + 8 * steps_ * count);  // in softmax and in packing
     for (std::ptrdiff_t i = 0; i < count; ++i) pack(runs_[first + i], places_[i], prefetch);
     for (std::ptrdiff_t tile = 0; tile < num_tiles_; tile += kGroupTiles) {
       Unit units[kChunkBlocks * kGroupTiles];
@@ -305,7 +292,7 @@ class AmxWork {
       values = lines_;
       block.first_bad_key = clear_bad_lines(block.key_bytes, lines_);
     }
-    pack_values(values, block.key_bytes, steps_, place.values, prefetch);
+    pack_values(values, steps_, place.values, prefetch);
     block.values = place.values;
   }
 
@@ -322,7 +309,6 @@ class AmxWork {
   }
 
   std::ptrdiff_t num_runs() const { return static_cast<std::ptrdiff_t>(runs_.size()); }
-  std::ptrdiff_t value_lines_calls() const { return 8 * steps_; }  // of prefetch, while a page is packed
 
   const ItemView& item_;
   const KvLayer& layer_;
@@ -331,7 +317,8 @@ class AmxWork {
   std::ptrdiff_t steps_;
   std::ptrdiff_t num_tiles_;
   std::vector<ItemRun> runs_;
-  char* next_ = nullptr;
+  char* start_ = nullptr;
+  std::ptrdiff_t taken_bytes_ = 0;
   Scratch scratch_{};
   char* ones_ = nullptr;
   char* lines_ = nullptr;  // values of one page, where they need a copy

@@ -55,7 +55,7 @@ ANTIPHON_AMX ANTIPHON_INLINE void multiply(const void* a, std::ptrdiff_t line_by
 
 // The tile unit's work beside one unit's softmax, in steps of at most four products, one for each tile of sums: first
 // 32 dims of scores each, then 32 keys of 64 dims of values each. Sums are stored as late as can be, just before their
-// tile takes on others: a store that had to wait for them would keep all that is behind it out of the scheduler.
+// tile takes on others, so that no store waits for them.
 template <bool kInt8>
 struct TileWork {
   const Unit* next;  // whose scores are wanted; null: nobody's
@@ -67,13 +67,15 @@ struct TileWork {
 
   std::ptrdiff_t num_steps() const { return steps + 2 * ceil_div(steps, 2); }
 
-  template <int kTile>
-  ANTIPHON_AMX ANTIPHON_INLINE void product(std::ptrdiff_t step) const {
-    if (step < steps) {
-      score_product<kTile>(step);
-    } else {
-      value_product<kTile>((step - steps) / 2, (step - steps) % 2);
-    }
+  // One of four parts of `count` steps. To cut all of them up gains nothing.
+  ANTIPHON_AMX ANTIPHON_INLINE void run_part(std::ptrdiff_t first, std::ptrdiff_t count, int part) const {
+    if (count == 0) return;
+    const std::ptrdiff_t last_step = first + count - 1;
+    if (part == 0) run_steps(first, last_step);
+    if (part == 0) product<0>(last_step);
+    if (part == 1) product<1>(last_step);
+    if (part == 2) product<2>(last_step);
+    if (part == 3) product<3>(last_step);
   }
 
   // After the last step: `change` may work on what was summed so far, for there is none of it in the tiles.
@@ -88,16 +90,29 @@ struct TileWork {
 
   ANTIPHON_AMX void run_all() const {
     order_memory();
-    for (std::ptrdiff_t step = 0; step < num_steps(); ++step) {
+    run_steps(0, num_steps());
+    order_memory();
+  }
+
+ private:
+  template <int kTile>
+  ANTIPHON_AMX ANTIPHON_INLINE void product(std::ptrdiff_t step) const {
+    if (step < steps) {
+      score_product<kTile>(step);
+    } else {
+      value_product<kTile>((step - steps) / 2, (step - steps) % 2);
+    }
+  }
+
+  ANTIPHON_AMX ANTIPHON_INLINE void run_steps(std::ptrdiff_t first, std::ptrdiff_t end) const {
+    for (std::ptrdiff_t step = first; step < end; ++step) {
       product<0>(step);
       product<1>(step);
       product<2>(step);
       product<3>(step);
     }
-    order_memory();
   }
 
- private:
   template <int kTile>
   ANTIPHON_AMX ANTIPHON_INLINE void score_product(std::ptrdiff_t step) const {
     if (step == 0) {
