@@ -3,9 +3,9 @@
     taskset -c 1 python benchmarks/attention.py
 
 One thread, the heads of Qwen2.5-0.5B, keys and values in bfloat16 and int8, the AMX form beside the AVX2 form. A read
-is of 1,024 tokens, and its GFLOP/s count what the causal edge leaves; decode is of 16 rows that share nothing, in as
-many layers as it takes to fall out of the caches, and its GB/s count the keys and values. The peak and the reading rate
-are measured in the same run, before and after, by `tile_peak.cpp`. The least of several repeats is shown, for a busy
+is of 1,024 tokens, and its GFLOP/s count what the causal edge leaves. Decode is of 16 rows that share nothing, in as
+many layers as it takes to fall out of the caches, and its GB/s count the keys and values. `tile_peak.cpp` measures the
+tiles' peak and the rate of reading in the same run, before and after. The least of several repeats is shown, for a busy
 machine only makes times longer. Nothing is timed before its output has been compared with float64.
 """
 

@@ -92,8 +92,8 @@ struct AttentionItem {
 
 // The cut of a batch's tokens into items: made once, used by every layer. It cannot change a bit of the result.
 // `block_tables` [num_rows, table_pages] must live as long as the plan; row_starts is [num_rows + 1], context_tokens
-// [num_rows]. `num_groups` is query heads per KV head, `cut` the form's. std::invalid_argument where a row has tokens without a page in
-// [0, num_pages), or rows do not follow each other from token 0 on.
+// [num_rows]. `num_groups` is query heads per KV head, `cut` the form's. std::invalid_argument where a row has tokens
+// without a page in [0, num_pages), or rows do not follow each other from token 0 on.
 class AttentionPlan {
  public:
   AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t table_pages, const std::int64_t* row_starts,

@@ -11,6 +11,7 @@
 #include "cpu/attention.h"
 #include "cpu/attention_amx_pack.h"
 #include "cpu/attention_amx_softmax.h"
+#include "cpu/attention_amx_tiles.h"
 #include "cpu/attention_item.h"
 #include "cpu/workspace.h"
 
@@ -20,161 +21,6 @@ namespace {
 
 constexpr double kLog2E = 1.4426950408889634;
 
-// Tile registers: 0-3 sums, 4 of A and 6 of B; 5 is one line of ones, 7 one line of sums.
-ANTIPHON_AMX void load_attention_config(const char* ones) {
-  TileConfig config;
-  for (int tile = 0; tile < 8; ++tile) config.lines[tile] = tile == 5 || tile == 7 ? 1 : kTileLines;
-  asm volatile("" ::"m"(config) : "memory");  // see load_config
-  _tile_loadconfig(&config);
-  _tile_loadd(5, ones, kLineBytes);
-}
-
-// What is written by vectors and read by tiles, or the other way, the compiler does not know of.
-ANTIPHON_INLINE void order_memory() { asm volatile("" ::: "memory"); }
-
-template <int kTile>
-ANTIPHON_AMX ANTIPHON_INLINE void store_sums(void* to) {
-  if constexpr (kTile == 0) _tile_stored(0, to, kLineBytes);
-  if constexpr (kTile == 1) _tile_stored(1, to, kLineBytes);
-  if constexpr (kTile == 2) _tile_stored(2, to, kLineBytes);
-  if constexpr (kTile == 3) _tile_stored(3, to, kLineBytes);
-}
-
-template <int kTile>
-ANTIPHON_AMX ANTIPHON_INLINE void load_sums(const void* from) {
-  if constexpr (kTile == 0) _tile_loadd(0, from, kLineBytes);
-  if constexpr (kTile == 1) _tile_loadd(1, from, kLineBytes);
-  if constexpr (kTile == 2) _tile_loadd(2, from, kLineBytes);
-  if constexpr (kTile == 3) _tile_loadd(3, from, kLineBytes);
-}
-
-template <int kTile>
-ANTIPHON_AMX ANTIPHON_INLINE void zero_sums() {
-  if constexpr (kTile == 0) _tile_zero(0);
-  if constexpr (kTile == 1) _tile_zero(1);
-  if constexpr (kTile == 2) _tile_zero(2);
-  if constexpr (kTile == 3) _tile_zero(3);
-}
-
-// sums[kTile] += a * B
-template <int kTile>
-ANTIPHON_AMX ANTIPHON_INLINE void multiply(const void* a, std::ptrdiff_t line_bytes) {
-  _tile_loadd(4, a, line_bytes);
-  if constexpr (kTile == 0) _tile_dpbf16ps(0, 4, 6);
-  if constexpr (kTile == 1) _tile_dpbf16ps(1, 4, 6);
-  if constexpr (kTile == 2) _tile_dpbf16ps(2, 4, 6);
-  if constexpr (kTile == 3) _tile_dpbf16ps(3, 4, 6);
-}
-
-// The tile unit's work beside one unit's softmax, in steps of at most four products, one for each tile of sums: first
-// 32 dims of scores each, then 32 keys of 64 dims of values each. Sums are stored as late as can be, just before their
-// tile takes on others: a store that had to wait for them would keep all that is behind it out of the scheduler.
-template <bool kInt8>
-struct TileWork {
-  const Unit* next;  // whose scores are wanted; null: nobody's
-  float* scores;
-  const Unit* last;  // whose weights are ready; null: nobody's
-  const char* weights;
-  const Unit* before_last;  // whose last sums are still in the tiles; null: nobody's
-  std::ptrdiff_t steps;     // head_dim / 32
-
-  std::ptrdiff_t num_steps() const { return steps + 2 * ceil_div(steps, 2); }
-
-  template <int kTile>
-  ANTIPHON_AMX ANTIPHON_INLINE void product(std::ptrdiff_t step) const {
-    if (step < steps) {
-      score_product<kTile>(step);
-    } else {
-      value_product<kTile>((step - steps) / 2, (step - steps) % 2);
-    }
-  }
-
-  // After the last step: `change` may work on what was summed so far, for there is none of it in the tiles.
-  template <typename Change>
-  ANTIPHON_AMX ANTIPHON_INLINE void with_sums_in_memory(const Change& change) const {
-    if (last != nullptr) move_sums(true);
-    order_memory();
-    change();
-    order_memory();
-    if (last != nullptr) move_sums(false);
-  }
-
-  ANTIPHON_AMX void run_all() const {
-    order_memory();
-    for (std::ptrdiff_t step = 0; step < num_steps(); ++step) {
-      product<0>(step);
-      product<1>(step);
-      product<2>(step);
-      product<3>(step);
-    }
-    order_memory();
-  }
-
- private:
-  template <int kTile>
-  ANTIPHON_AMX ANTIPHON_INLINE void score_product(std::ptrdiff_t step) const {
-    if (step == 0) {
-      if (before_last != nullptr) store_values<kTile>(*before_last, (steps - 1) / 2);
-      zero_sums<kTile>();
-    }
-    if (next == nullptr) return;
-    const PackedBlock& block = *next->block;
-    if constexpr (kTile == 0) _tile_loadd(6, next->tile.queries + step * kTileBytes, kLineBytes);
-    multiply<kTile>(block.keys + kTile * 16 * block.key_bytes + step * kLineBytes, block.key_bytes);
-  }
-
-  // The last values' sums: to memory, or back.
-  ANTIPHON_AMX ANTIPHON_INLINE void move_sums(bool to_memory) const {
-    const std::ptrdiff_t group = (steps - 1) / 2;
-    if (to_memory) {
-      store_values<0>(*last, group);
-      store_values<1>(*last, group);
-      store_values<2>(*last, group);
-      store_values<3>(*last, group);
-      return;
-    }
-    load_sums<0>(values_of<0>(*last, group));
-    load_sums<1>(values_of<1>(*last, group));
-    if (has<2>(group)) load_sums<2>(values_of<2>(*last, group));
-    if (has<3>(group)) load_sums<3>(values_of<3>(*last, group));
-    if (!kInt8) _tile_loadd(7, last->tile.sum, kLineBytes);
-  }
-
-  // 64 dims are a group; the last may have 32.
-  template <int kTile>
-  ANTIPHON_AMX ANTIPHON_INLINE void value_product(std::ptrdiff_t group, std::ptrdiff_t key_step) const {
-    if (key_step == 0 && group == 0 && next != nullptr) store_sums<kTile>(scores + kTile * 16 * kTileRows);
-    if (last == nullptr) return;
-    if (key_step == 0 && group > 0) store_values<kTile>(*last, group - 1);
-    if (!has<kTile>(group)) return;
-    if (key_step == 0) {
-      load_sums<kTile>(values_of<kTile>(*last, group));
-      if (!kInt8 && kTile == 0 && group == 0) _tile_loadd(7, last->tile.sum, kLineBytes);
-    }
-    if constexpr (kTile == 0) {
-      _tile_loadd(6, weights + key_step * kTileBytes, kLineBytes);
-      if (!kInt8 && group == 0) _tile_dpbf16ps(7, 5, 6);
-    }
-    multiply<kTile>(last->block->values + (key_step * 2 * steps + 4 * group + kTile) * kTileBytes, kLineBytes);
-  }
-
-  template <int kTile>
-  ANTIPHON_AMX ANTIPHON_INLINE void store_values(const Unit& unit, std::ptrdiff_t group) const {
-    if (has<kTile>(group)) store_sums<kTile>(values_of<kTile>(unit, group));
-    if (!kInt8 && kTile == 0 && group == 0) _tile_stored(7, unit.tile.sum, kLineBytes);
-  }
-
-  template <int kTile>
-  bool has(std::ptrdiff_t group) const {
-    return kTile < 2 || 2 * group + 2 <= steps;
-  }
-
-  template <int kTile>
-  static float* values_of(const Unit& unit, std::ptrdiff_t group) {
-    return unit.tile.accumulator + (4 * group + kTile) * 16 * kTileRows;
-  }
-};
-
 // A row that sees a key whose values are not finite becomes NaN.
 ANTIPHON_AMX __attribute__((noinline)) void spoil(const PackedBlock& block, const RowTile& tile) {
   const __m512i first_bad = _mm512_set1_epi32(static_cast<int>(block.first_bad_key));
@@ -183,6 +29,7 @@ ANTIPHON_AMX __attribute__((noinline)) void spoil(const PackedBlock& block, cons
   _mm512_storeu_ps(tile.sum, _mm512_mask_mov_ps(_mm512_loadu_ps(tile.sum), lanes, nan));
 }
 
+// One tile's scores to weights.
 template <bool kInt8, bool kMasked>
 ANTIPHON_AMX ANTIPHON_INLINE Softened soften_alone(const PackedBlock& block, const RowTile& tile, const float* scores,
                                                    char* weights) {
@@ -191,7 +38,7 @@ ANTIPHON_AMX ANTIPHON_INLINE Softened soften_alone(const PackedBlock& block, con
   return softmax.end();
 }
 
-// The same, and `work`: in so small pieces that the processor has both before it at any time.
+// The same beside the tile unit's work, by turns in pieces so small that the processor has both before it at any time.
 template <bool kInt8, bool kMasked>
 ANTIPHON_AMX ANTIPHON_INLINE Softened soften_beside(const PackedBlock& block, const RowTile& tile, const float* scores,
                                                     char* weights, const TileWork<kInt8>& tile_work,
@@ -201,35 +48,20 @@ ANTIPHON_AMX ANTIPHON_INLINE Softened soften_beside(const PackedBlock& block, co
   const std::ptrdiff_t num_steps = work.num_steps();
   for (std::ptrdiff_t quarter = 0; quarter < 4; ++quarter) {
     prefetch.step();
-    const std::ptrdiff_t end = (quarter + 1) * num_steps / 4;
-    std::ptrdiff_t step = quarter * num_steps / 4;
-    for (; step + 1 < end; ++step) {
+    const std::ptrdiff_t first = quarter * num_steps / 4, count = (quarter + 1) * num_steps / 4 - first;
+    ANTIPHON_UNROLL(4)
+    for (int part = 0; part < 4; ++part) {
       order_memory();
-      work.template product<0>(step);
-      work.template product<1>(step);
-      work.template product<2>(step);
-      work.template product<3>(step);
+      work.run_part(first, count, part);
       order_memory();
+      softmax.four_keys(16 * quarter + 4 * part);
     }
-    const std::ptrdiff_t key = 16 * quarter;
-    order_memory();
-    if (step < end) work.template product<0>(step);
-    softmax.four_keys(key);
-    order_memory();
-    if (step < end) work.template product<1>(step);
-    softmax.four_keys(key + 4);
-    order_memory();
-    if (step < end) work.template product<2>(step);
-    softmax.four_keys(key + 8);
-    order_memory();
-    if (step < end) work.template product<3>(step);
-    softmax.four_keys(key + 12);
-    order_memory();
   }
+  order_memory();
   return softmax.end();
 }
 
-// Scores to weights, beside the tile unit's work.
+// The same, whatever the scores and values are.
 template <bool kInt8, bool kMasked>
 ANTIPHON_AMX __attribute__((noinline)) void soften(const PackedBlock& block, const RowTile& tile, const float* scores,
                                                    char* weights, const TileWork<kInt8>& work, PagePrefetch& prefetch) {
@@ -274,7 +106,7 @@ ANTIPHON_AMX void run_units(const Unit* units, std::ptrdiff_t num_units, const S
 }
 
 constexpr std::ptrdiff_t kChunkBlocks = 8;  // packed at a time
-constexpr std::ptrdiff_t kFewBlocks = 2;
+constexpr std::ptrdiff_t kFewBlocks = 4;
 constexpr std::ptrdiff_t kGroupTiles = 4;   // of rows, that go through a chunk together: their sums stay in the cache
 static_assert(2 * kChunkBlocks <= PagePrefetch::kMostPages, "a chunk's pages of keys and of values");
 
@@ -286,7 +118,7 @@ class AmxWork {
       : item_(item), layer_(layer), q_(q), out_(out), steps_(ceil_div(layer.head_dim, kStepDims)),
         num_tiles_(ceil_div(item.num_rows(), kTileRows)) {
     take_all(nullptr);
-    take_all(workspace.at_least<char>(reinterpret_cast<std::ptrdiff_t>(next_)));
+    take_all(workspace.at_least<char>(taken_bytes_));
   }
 
   ANTIPHON_AMX void run() {
@@ -294,7 +126,7 @@ class AmxWork {
     load_attention_config(ones_);
     load_queries();
     item_.for_each_run([this](const ItemRun& run) { runs_.push_back(run); });
-    // Little is gained by a longer chunk where all rows are one group, and its first pages come late.
+    // Where all rows are one group a longer chunk gains little, and nothing has fetched the first one's pages.
     const std::ptrdiff_t blocks = num_tiles_ > kGroupTiles ? kChunkBlocks : kFewBlocks;
     for (std::ptrdiff_t first = 0; first < num_runs(); first += blocks) {
       run_chunk(first, std::min(blocks, num_runs() - first));
@@ -304,10 +136,11 @@ class AmxWork {
   }
 
  private:
-  // Where everything lies from `start` on, and next_ after it.
+  // Where everything lies from `start` on; with null, only how much of it there is.
   void take_all(char* start) {
     const std::ptrdiff_t page_bytes = 4 * steps_ * kTileBytes, num_rows = num_tiles_ * kTileRows;
-    next_ = start;
+    start_ = start;
+    taken_bytes_ = 0;
     for (int i = 0; i < 2; ++i) {
       scratch_.scores[i] = take<float>(kScoreFloats);
       scratch_.weights[i] = take<char>(kWeightBytes);
@@ -327,8 +160,8 @@ class AmxWork {
 
   template <typename T>
   T* take(std::ptrdiff_t count) {
-    char* taken = next_;
-    next_ += round_up(count * static_cast<std::ptrdiff_t>(sizeof(T)), kLineBytes);
+    char* taken = start_ == nullptr ? nullptr : start_ + taken_bytes_;
+    taken_bytes_ += round_up(count * static_cast<std::ptrdiff_t>(sizeof(T)), kLineBytes);
     return reinterpret_cast<T*>(taken);
   }
 
@@ -376,7 +209,7 @@ class AmxWork {
     }
     std::ptrdiff_t num_units = 0;
     for (std::ptrdiff_t i = 0; i < count; ++i) num_units += find_tiles(runs_[first + i], places_[i]);
-    prefetch.start(item_.page_bytes(), 4 * num_units + count * value_lines_calls());
+    prefetch.start(item_.page_bytes(), 4 * num_units + 8 * steps_ * count);  // in softmax and in packing
     for (std::ptrdiff_t i = 0; i < count; ++i) pack(runs_[first + i], places_[i], prefetch);
     for (std::ptrdiff_t tile = 0; tile < num_tiles_; tile += kGroupTiles) {
       Unit units[kChunkBlocks * kGroupTiles];
@@ -459,7 +292,7 @@ class AmxWork {
       values = lines_;
       block.first_bad_key = clear_bad_lines(block.key_bytes, lines_);
     }
-    pack_values(values, block.key_bytes, steps_, place.values, prefetch);
+    pack_values(values, steps_, place.values, prefetch);
     block.values = place.values;
   }
 
@@ -476,7 +309,6 @@ class AmxWork {
   }
 
   std::ptrdiff_t num_runs() const { return static_cast<std::ptrdiff_t>(runs_.size()); }
-  std::ptrdiff_t value_lines_calls() const { return 8 * steps_; }  // of prefetch, while a page is packed
 
   const ItemView& item_;
   const KvLayer& layer_;
@@ -485,7 +317,8 @@ class AmxWork {
   std::ptrdiff_t steps_;
   std::ptrdiff_t num_tiles_;
   std::vector<ItemRun> runs_;
-  char* next_ = nullptr;
+  char* start_ = nullptr;
+  std::ptrdiff_t taken_bytes_ = 0;
   Scratch scratch_{};
   char* ones_ = nullptr;
   char* lines_ = nullptr;  // values of one page, where they need a copy

@@ -19,25 +19,31 @@ class PagePrefetch {
 
   // From now on; each call of step() fetches its share.
   void start(std::ptrdiff_t page_bytes, std::ptrdiff_t num_calls) {
-    page_bytes_ = page_bytes;
-    lines_per_step_ = ceil_div(num_pages_ * ceil_div(page_bytes, kLineBytes), num_calls);
+    page_bytes_ = round_up(page_bytes, kBurstBytes);
+    bursts_per_step_ = ceil_div(num_pages_ * page_bytes_ / kBurstBytes, num_calls);
   }
 
   ANTIPHON_INLINE void step() {
-    for (std::ptrdiff_t i = 0; i < lines_per_step_ && next_ < num_pages_; ++i) {
-      __builtin_prefetch(pages_[next_] + offset_, 0, 2);
-      offset_ += kLineBytes;
-      if (offset_ >= page_bytes_) {
-        offset_ = 0;
-        ++next_;
+    for (std::ptrdiff_t i = 0; i < bursts_per_step_; ++i) {
+      if (at_ == end_) {
+        if (next_page_ == num_pages_) return;
+        at_ = pages_[next_page_++];
+        end_ = at_ + page_bytes_;
       }
+      __builtin_prefetch(at_, 0, 2);
+      __builtin_prefetch(at_ + kLineBytes, 0, 2);
+      __builtin_prefetch(at_ + 2 * kLineBytes, 0, 2);
+      __builtin_prefetch(at_ + 3 * kLineBytes, 0, 2);
+      at_ += kBurstBytes;
     }
   }
 
  private:
+  static constexpr std::ptrdiff_t kBurstBytes = 4 * kLineBytes;
   const char* pages_[kMostPages];
-  std::ptrdiff_t num_pages_ = 0, next_ = 0, offset_ = 0;
-  std::ptrdiff_t page_bytes_ = 0, lines_per_step_ = 0;
+  std::ptrdiff_t num_pages_ = 0, next_page_ = 0, page_bytes_ = 0, bursts_per_step_ = 0;
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
 };
 
 // Sixteen lines of sixteen 32-bit words, transposed in place.
@@ -92,16 +98,26 @@ ANTIPHON_AMX inline void pack_queries(const float* const* rows, std::ptrdiff_t n
   }
 }
 
-// 32 elements of a stored key, or the first `num_dims` of them, as bfloat16.
+ANTIPHON_AMX ANTIPHON_INLINE __m128i load_sixteen(const void* from) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(from));
+}
+
+ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(__m128i low, __m128i high) {
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)),
+                                      _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)));
+}
+
+// 32 elements of a stored key as bfloat16, or the first `num_dims` of them.
+ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
+ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::int8_t* from) {
+  return widened(load_sixteen(from), load_sixteen(from + 16));
+}
 ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::uint16_t* from, std::ptrdiff_t num_dims) {
-  if (num_dims >= kStepDims) return _mm512_loadu_si512(from);
   return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << num_dims) - 1), from);
 }
 ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::int8_t* from, std::ptrdiff_t num_dims) {
-  const __m128i low = _mm_maskz_loadu_epi8(first_lanes(num_dims), from);
-  const __m128i high = _mm_maskz_loadu_epi8(first_lanes(num_dims - 16), from + std::min<std::ptrdiff_t>(16, num_dims));
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)),
-                                      _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)));
+  return widened(_mm_maskz_loadu_epi8(first_lanes(num_dims), from),
+                 _mm_maskz_loadu_epi8(first_lanes(num_dims - 16), from + std::min<std::ptrdiff_t>(16, num_dims)));
 }
 
 // num_keys lines of a page as bfloat16 [64][32 steps], with zeros beside and below them.
@@ -109,16 +125,16 @@ template <typename T>
 ANTIPHON_AMX void widen_page(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, char* lines) {
   const T* from = static_cast<const T*>(page);
   for (std::ptrdiff_t key = 0; key < num_keys; ++key, from += head_dim) {
-    for (std::ptrdiff_t dim = 0; dim < head_dim; dim += kStepDims, lines += kLineBytes) {
-      _mm512_storeu_si512(lines, widened(from + dim, head_dim - dim));
+    std::ptrdiff_t dim = 0;
+    for (; dim + kStepDims <= head_dim; dim += kStepDims, lines += kLineBytes) {
+      _mm512_storeu_si512(lines, widened(from + dim));
     }
+    if (dim == head_dim) continue;
+    _mm512_storeu_si512(lines, widened(from + dim, head_dim - dim));
+    lines += kLineBytes;
   }
   const std::ptrdiff_t line_bytes = ceil_div(head_dim, kStepDims) * kLineBytes;
   std::memset(lines, 0, static_cast<std::size_t>((kPageKeys - num_keys) * line_bytes));
-}
-
-ANTIPHON_AMX ANTIPHON_INLINE __m128i load_eight(const char* from) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
 
 // Eight dims of 32 keys, `key_bytes` apart, to eight lines of 32 keys: an 8 x 8 transpose in each quarter.
@@ -127,10 +143,10 @@ ANTIPHON_AMX ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::pt
   ANTIPHON_UNROLL(8)
   for (int i = 0; i < 8; ++i) {  // keys i, 8 + i, 16 + i, 24 + i
     const char* key = from + i * key_bytes;
-    r[i] = _mm512_castsi128_si512(load_eight(key));
-    r[i] = _mm512_inserti32x4(r[i], load_eight(key + 8 * key_bytes), 1);
-    r[i] = _mm512_inserti32x4(r[i], load_eight(key + 16 * key_bytes), 2);
-    r[i] = _mm512_inserti32x4(r[i], load_eight(key + 24 * key_bytes), 3);
+    r[i] = _mm512_castsi128_si512(load_sixteen(key));
+    r[i] = _mm512_inserti32x4(r[i], load_sixteen(key + 8 * key_bytes), 1);
+    r[i] = _mm512_inserti32x4(r[i], load_sixteen(key + 16 * key_bytes), 2);
+    r[i] = _mm512_inserti32x4(r[i], load_sixteen(key + 24 * key_bytes), 3);
   }
   ANTIPHON_UNROLL(4)
   for (int i = 0; i < 4; ++i) {
@@ -138,7 +154,7 @@ ANTIPHON_AMX ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::pt
     t[4 + i] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
   }
   ANTIPHON_UNROLL(4)
-  for (int i = 0; i < 8; i += 2) {  // r[i]: two dims of keys 0-3 (i even) or, in r[i + 1], of the other four dims' way
+  for (int i = 0; i < 8; i += 2) {  // two dims of four keys each: r[0, 2] dims 0 and 1, r[1, 3] 2 and 3, r[4, 6] 4 and 5
     r[i] = _mm512_unpacklo_epi32(t[i], t[i + 1]);
     r[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 1]);
   }
@@ -150,14 +166,25 @@ ANTIPHON_AMX ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::pt
   }
 }
 
-// Lines of bfloat16 [64][32 steps] to PackedBlock's values.
-ANTIPHON_AMX inline void pack_values(const char* lines, std::ptrdiff_t key_bytes, std::ptrdiff_t steps, char* packed,
-                                     PagePrefetch& prefetch) {
+// Lines of bfloat16 [64][32 steps] to PackedBlock's values. kSteps is 0, or `steps`, so that addresses are constants.
+template <std::ptrdiff_t kSteps>
+ANTIPHON_AMX void pack_values_of(const char* lines, std::ptrdiff_t any_steps, char* packed, PagePrefetch& prefetch) {
+  const std::ptrdiff_t steps = kSteps > 0 ? kSteps : any_steps;
+  const std::ptrdiff_t key_bytes = steps * kLineBytes;
   for (std::ptrdiff_t key = 0; key < kPageKeys; key += kStepKeys) {
     for (std::ptrdiff_t eight = 0; eight < 4 * steps; ++eight, packed += 8 * kLineBytes) {
       transpose_eight_dims(lines + key * key_bytes + eight * 16, key_bytes, packed);
       prefetch.step();
     }
+  }
+}
+
+ANTIPHON_AMX inline void pack_values(const char* lines, std::ptrdiff_t steps, char* packed, PagePrefetch& prefetch) {
+  switch (steps) {
+    case 2: return pack_values_of<2>(lines, steps, packed, prefetch);
+    case 4: return pack_values_of<4>(lines, steps, packed, prefetch);
+    case 8: return pack_values_of<8>(lines, steps, packed, prefetch);
+    default: return pack_values_of<0>(lines, steps, packed, prefetch);
   }
 }
 
@@ -174,15 +201,17 @@ ANTIPHON_AMX inline void pack_scales(const float* scales, std::ptrdiff_t num_key
 
 // Whether 64 lines of bfloat16 are finite.
 ANTIPHON_AMX inline bool all_finite(const char* lines, std::ptrdiff_t num_bytes) {
-  __m512i most[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-  for (std::ptrdiff_t i = 0; i < num_bytes; i += 2 * kLineBytes) {
-    for (int j = 0; j < 2; ++j) {
+  __m512i most[4] = {};
+  for (std::ptrdiff_t i = 0; i < num_bytes; i += 4 * kLineBytes) {
+    ANTIPHON_UNROLL(4)
+    for (int j = 0; j < 4; ++j) {
       const __m512i line = _mm512_loadu_si512(lines + i + j * kLineBytes);
       most[j] = _mm512_max_epu16(most[j], _mm512_add_epi16(line, line));  // without the sign
     }
   }
+  most[0] = _mm512_max_epu16(_mm512_max_epu16(most[0], most[1]), _mm512_max_epu16(most[2], most[3]));
   const __m512i largest_finite = _mm512_set1_epi32(static_cast<int>(0xfefffeffu));
-  return _mm512_cmpgt_epu16_mask(_mm512_max_epu16(most[0], most[1]), largest_finite) == 0;
+  return _mm512_cmpgt_epu16_mask(most[0], largest_finite) == 0;
 }
 
 // The first of 64 lines of bfloat16 that is not finite. Every such line becomes zeros.

@@ -1,10 +1,11 @@
 // Attention on emulated AMX tiles: bit for bit the order that attention_amx.h promises, for any shape; and that what a
-// query does not see, NaN and all, reaches it in no way.
+// query does not see, NaN and all, reaches it in no way. Built without ANTIPHON_EMULATED it holds a processor to the same.
 #include <algorithm>
 #include <utility>
 
 #include "checks.h"
 #include "cpu/attention.h"
+#include "cpu/cpu_features.h"
 #include "cpu/pool.h"
 #include "elementary.h"
 #include "tiles.h"
@@ -310,6 +311,7 @@ void check_control() {
 }  // namespace
 
 int main() {
+  cpu_features();  // on a processor that has them, asks for the tiles
   const std::vector<Row> mixed = {{0, 1, {6}},
                                   {130, 40, {0, 1, 2, 5}},
                                   {0, 0, {}},
