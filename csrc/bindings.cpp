@@ -367,7 +367,8 @@ void bind_layer_ops(py::module_& m) {
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "Antiphon's C++ kernels. Call them through antiphon.kernels.native, which checks dtypes, shapes and strides.";
+  m.doc() =
+      "Antiphon's C++ kernels. Call them through antiphon.kernels.native, which checks dtypes, shapes and strides.";
   m.def("supported_isas", &supported_isas);
   m.def("advise_huge_pages", &advise_huge_pages);
   m.def("num_threads", &num_threads);

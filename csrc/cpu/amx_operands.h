@@ -53,7 +53,7 @@ struct PlainRows {
 };
 
 // float32 rows under an RMS norm: x * (1 / sqrt(mean of x^2 + eps)) * weight. The squares are summed in 4 x 16 lanes,
-// lane i of them in ascending k, then ((0 + 1) + (2 + 3)), and the 16 by adding the upper half to the lower, four times.
+// lane i of them in ascending k, then ((0 + 1) + (2 + 3)), and the 16 by adding the upper half to the lower, 4 times.
 struct NormedRows {
   struct Row {
     const float* values;

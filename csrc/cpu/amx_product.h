@@ -32,7 +32,7 @@ constexpr std::ptrdiff_t kOuterSteps = 28;
 constexpr std::ptrdiff_t kChunkRows = 512;          // x of 28 steps: 0.9 MiB
 constexpr std::ptrdiff_t kChunkRowsLongK = 256;     // half of it, and room for the sums of all panels of a task
 constexpr std::ptrdiff_t kInPlaceBytes = 64 << 10;  // packing less of x costs less than waking a thread
-constexpr std::ptrdiff_t kPackedSteps = 4;          // of a row at a time: whole lines of x, and tiles that are filled soon
+constexpr std::ptrdiff_t kPackedSteps = 4;          // of a row at a time: whole lines of x, and tiles soon filled
 constexpr std::ptrdiff_t kMaxPanelsPerTask = 4;
 constexpr std::ptrdiff_t kMaxPanelsPerTaskLongK = 32;  // each task reads x of a block from the third-level cache once
 

@@ -176,7 +176,8 @@ template <typename Tiles, typename Sink, int kRowTiles>
 ANTIPHON_AMX void run_block(const Block& block, Rows<Sink>& rows, Prefetch& prefetch) {
   load_sums<kRowTiles>(block.sums_before);
   // The first steps go without: the sums of the block before are still on their way to memory.
-  const std::ptrdiff_t begin = std::clamp<std::ptrdiff_t>(block.num_steps - Rows<Sink>::kStepsToWrite, 0, kStepsToStore);
+  const std::ptrdiff_t begin =
+      std::clamp<std::ptrdiff_t>(block.num_steps - Rows<Sink>::kStepsToWrite, 0, kStepsToStore);
   const std::ptrdiff_t end = std::min(block.num_steps, begin + Rows<Sink>::kStepsToWrite);
   std::ptrdiff_t step = 0;
   for (; step < begin; ++step) {

@@ -5,7 +5,8 @@
 
 namespace antiphon::cpu {
 
-// Reads `num_bytes` (a multiple of 64) by all threads of the pool. The value is of no use, but the reading is not left out.
+// Reads `num_bytes` (a multiple of 64) by all threads of the pool. The value is of no use, but the reading is not left
+// out.
 unsigned long long read_memory(const void* data, std::ptrdiff_t num_bytes);
 
 // Multiplies tiles in registers, four sums in turns, on each thread of the pool, `num_rounds` times. Returns how many
