@@ -179,14 +179,33 @@ class AmxWork {
     return std::min(kTileRows, item_.num_rows() - index * kTileRows);
   }
 
+  // Where the rows of a tile lie in `tensor`, which is q or out.
+  template <typename T>
+  std::ptrdiff_t find_rows(std::ptrdiff_t index, T* tensor, T** rows) const {
+    for (std::ptrdiff_t row = 0; row < rows_of(index); ++row) rows[row] = tensor + elements_[index * kTileRows + row];
+    return rows_of(index);
+  }
+
+  // The rows of a tile that comes two tiles on: they lie far apart, where nothing else would fetch them.
+  template <bool kToWrite>
+  void prefetch_rows(std::ptrdiff_t index, const float* tensor) const {
+    if (index >= num_tiles_) return;
+    const float* rows[kTileRows];
+    const std::ptrdiff_t num_rows = find_rows(index, tensor, rows);
+    for (std::ptrdiff_t row = 0; row < num_rows; ++row) {
+      for (std::ptrdiff_t dim = 0; dim < layer_.head_dim; dim += 16) __builtin_prefetch(rows[row] + dim, kToWrite, 3);
+    }
+  }
+
   ANTIPHON_AMX void load_queries() {
     const float scale = static_cast<float>(kLog2E / std::sqrt(static_cast<double>(layer_.head_dim)));
     item_.for_each_row([this](std::ptrdiff_t row, std::ptrdiff_t element) { elements_[row] = element; });
     for (std::ptrdiff_t i = 0; i < num_tiles_; ++i) {
+      prefetch_rows<false>(i + 2, q_);
       const RowTile to = tile(i);
       const float* rows[kTileRows];
-      for (std::ptrdiff_t row = 0; row < rows_of(i); ++row) rows[row] = q_ + elements_[i * kTileRows + row];
-      pack_queries(rows, rows_of(i), layer_.head_dim, scale, to.queries);
+      const std::ptrdiff_t num_rows = find_rows(i, q_, rows);
+      pack_queries(rows, num_rows, layer_.head_dim, scale, to.queries);
       std::memset(to.accumulator, 0, static_cast<std::size_t>(2 * steps_ * kTileBytes + kLineBytes));  // and the sum
       std::fill_n(to.reference, kTileRows, -std::numeric_limits<float>::infinity());
     }
@@ -194,9 +213,10 @@ class AmxWork {
 
   ANTIPHON_AMX void store() const {
     for (std::ptrdiff_t i = 0; i < num_tiles_; ++i) {
+      prefetch_rows<true>(i + 2, out_);
       float* rows[kTileRows];
-      for (std::ptrdiff_t row = 0; row < rows_of(i); ++row) rows[row] = out_ + elements_[i * kTileRows + row];
-      store_rows(tile(i), rows_of(i), layer_.head_dim, rows);
+      const std::ptrdiff_t num_rows = find_rows(i, out_, rows);
+      store_rows(tile(i), num_rows, layer_.head_dim, rows);
     }
   }
 
