@@ -154,7 +154,8 @@ ANTIPHON_AMX ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::pt
     t[4 + i] = _mm512_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
   }
   ANTIPHON_UNROLL(4)
-  for (int i = 0; i < 8; i += 2) {  // two dims of four keys each: r[0, 2] dims 0 and 1, r[1, 3] 2 and 3, r[4, 6] 4 and 5
+  // Two dims of four keys each: r[0, 2] dims 0 and 1, r[1, 3] 2 and 3, r[4, 6] 4 and 5
+  for (int i = 0; i < 8; i += 2) {
     r[i] = _mm512_unpacklo_epi32(t[i], t[i + 1]);
     r[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 1]);
   }
