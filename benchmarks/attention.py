@@ -4,22 +4,19 @@
 
 One thread, the heads of Qwen2.5-0.5B, keys and values in bfloat16 and int8, the AMX form beside the AVX2 form. A read
 is of 1,024 tokens, and its GFLOP/s count what the causal edge leaves. Decode is of 16 rows that share nothing, in as
-many layers as it takes to fall out of the caches, and its GB/s count the keys and values. `tile_peak.cpp` measures the
-tiles' peak and the rate of reading in the same run, before and after. The least of several repeats is shown, for a busy
-machine only makes times longer. Nothing is timed before its output has been compared with float64.
+many layers as it takes to fall out of the caches, and its GB/s count the keys and values. `antiphon.machine`
+measures the tiles' peak and the rate of reading in the same run, before and after. The least of several repeats is
+shown, for a busy machine only makes times longer. Nothing is timed before its output has been compared with float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -29,6 +26,7 @@ from antiphon.kernels import native
 from antiphon.kernels.native_attention import paged_attention
 from antiphon.kernels.ops import AttentionPlan, LayerCache
 from antiphon.kernels.reference import stored_form
+from antiphon.machine import measure_bandwidth, measure_tile_rate
 
 PAGE = 64
 _LARGEST_ERROR = 0.02  # root mean square, against that of the output
@@ -161,14 +159,7 @@ def least_seconds(runs: list[Callable[[], object]], budget_seconds: float) -> fl
 
 def machine_rates() -> tuple[float, float]:
     """FLOP/s of the tiles and bytes/s of reading, on one thread."""
-    source = Path(__file__).with_name("tile_peak.cpp")
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "tile_peak"
-        flags = ["-O2", "-std=c++17", "-mamx-tile", "-mamx-bf16", "-mavx512f"]
-        subprocess.run(["g++", *flags, source, "-o", program], check=True)
-        text = subprocess.run([program, str(_COLD_BYTES >> 20)], check=True, capture_output=True, text=True).stdout
-    flops, rate = (float(word) * 1e9 for word in text.split())
-    return flops, rate
+    return measure_tile_rate(torch.bfloat16), measure_bandwidth(_COLD_BYTES)
 
 
 def _arguments() -> argparse.Namespace:
