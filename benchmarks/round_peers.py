@@ -3,9 +3,11 @@
     python benchmarks/round_peers.py --engines antiphon,antiphon:int8,vllm,vllm:w8a8,openvino --repeats 5
 
 peers/engines.py says which engines there are, with their dtypes; vLLM and OpenVINO run in environments of their own
-(`benchmarks/peers/setup.sh NAME`). Weights are converted before the first turn. Medians over the turns; a ratio above 1
-means that the first engine named is faster. On a processor without AMX or AVX-512 BF16, bfloat16 is far slower than
-float32 in torch, and so in transformers and vLLM: there float32 is the fair peer. vLLM's wheel has kernels for AVX2.
+(`benchmarks/peers/setup.sh NAME`). Weights are converted before the first turn. Each is loaded once, so memory must
+hold all together, and sleeps while another has its turn; nothing that a turn read is kept for the next. Medians over
+the turns; a ratio above 1 means that the first engine named is faster. On a processor without AMX or AVX-512 BF16,
+bfloat16 is far slower than float32 in torch, and so in transformers and vLLM: there float32 is the fair peer. vLLM's
+wheel has kernels for AVX2.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -78,11 +81,11 @@ def report(results: Results, command: str) -> str:
 
 
 def _medians(runs: Sequence[Mapping[str, Any]], index: int, key: str) -> float:
-    return median(run["rounds"][index][key] for run in runs)
+    return float(median(run["rounds"][index][key] for run in runs))
 
 
 def _peak_gib(runs: Sequence[Mapping[str, Any]]) -> float:
-    return median(run["peak_bytes"] for run in runs) / 2**30
+    return float(median(run["peak_bytes"] for run in runs)) / 2**30
 
 
 def _version(run: Mapping[str, Any]) -> str:
@@ -108,18 +111,22 @@ def _measure(
     tokens = take_tokens(source.tokenizer(), options)
     models = {engine.name: engine.prepare(source) for engine in engines}
     results: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder) / "tokens.json"
         work = {"prefixes": tokens.prefixes, "suffixes": tokens.suffixes, "new_tokens": options.new_tokens}
         path.write_text(json.dumps(work))
+        peers = []
+        for engine in engines:  # one after the other: loading takes the peak of memory
+            peer = engine.start(models[engine.name], path, options.threads, arguments.prefill_tokens)
+            peers.append(stack.enter_context(peer))
+            print(f"{engine.name} is loaded", file=sys.stderr)
         for turn in range(arguments.repeats):
-            for engine in engines:
-                command = engine.command(models[engine.name], path, options, arguments.prefill_tokens)
-                result: dict[str, Any] = json.loads(engine.run(command))
+            for peer in peers:
+                result = peer.turn()
                 result.pop("replies", None)
-                results[engine.name].append(result)
+                results[peer.name].append(result)
                 seconds = ", ".join(f"{round_['seconds']:.2f}" for round_ in result["rounds"])
-                print(f"[turn {turn + 1} of {arguments.repeats}] {engine.name}: {seconds} s", file=sys.stderr)
+                print(f"[turn {turn + 1} of {arguments.repeats}] {peer.name}: {seconds} s", file=sys.stderr)
                 if arguments.out:  # after each: turns take minutes, and a stopped run should leave what it has
                     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     return results

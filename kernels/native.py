@@ -6,7 +6,9 @@ same bits whatever rows stand beside it, however many threads compute it and how
 The instruction set is picked at run time, the best that this machine has (csrc/cpu/cpu_features.h); `ANTIPHON_CPU_ISA`
 overrides it:
 
-    amx       AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), else as avx512
+    amx       AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), and for
+              attention over bfloat16 and int8 keys (queries and softmax weights are rounded to bfloat16); else as
+              avx512
     avx512    F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
     avx2      AVX2 and FMA
     portable  plain C++, for any machine
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -95,7 +98,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "
         raise ValueError(f"storage is {storage!r}; it must be float32 or bfloat16")
     check_weight(weight, bias)
     form = isa()
-    packed = _pack(weight.detach(), storage, form)
+    packed = pack_rows(rows_of(weight), tuple(weight.shape), storage, form)
     kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
     num_columns, num_k = weight.shape
     return NativePackedLinear(packed, kept_bias, num_columns=num_columns, num_k=num_k, storage=storage, isa=form)
@@ -194,13 +197,21 @@ def check_weight(weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"bias is {tuple(bias.shape)}; weight {tuple(weight.shape)} needs ({weight.shape[0]},)")
 
 
-def _pack(weight: Tensor, storage: Storage, isa: str) -> Tensor:
-    """The packed weight as bytes, in the layout of `isa`."""
+Rows = Callable[[int, int], Tensor]
+
+
+def rows_of(weight: Tensor) -> Rows:
+    """Rows `[first, end)` of a weight in float32, contiguous."""
+    return lambda first, end: weight.detach()[first:end].to(torch.float32).contiguous()
+
+
+def pack_rows(rows_of: Rows, shape: tuple[int, ...], storage: Storage, isa: str) -> Tensor:
+    """The packed weight of `shape [N, K]` as bytes, in the layout of `isa`, from float32 rows some at a time."""
     native = extension()
-    num_columns, num_k = weight.shape
+    num_columns, num_k = shape
     packed = torch.empty(native.packed_bytes(num_columns, num_k, storage, isa), dtype=torch.uint8)
     native.advise_huge_pages(packed.data_ptr(), packed.nbytes)
     for first in range(0, num_columns, PACK_ROWS):
-        rows = weight[first : first + PACK_ROWS].to(torch.float32).contiguous()
+        rows = rows_of(first, min(num_columns, first + PACK_ROWS))
         native.pack_rows(rows.data_ptr(), first, rows.shape[0], num_k, storage, packed.data_ptr(), isa)
     return packed

@@ -7,6 +7,7 @@ that the weights' 8 bits are all that is lost. A row's result depends neither on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,22 +29,45 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Li
     if reason is not None:
         raise RuntimeError(reason)
     _check_weight(weight, bias)
-    num_columns, num_k = weight.shape
-    extension, isa = native.extension(), native.isa()
+    packed = pack_int8_rows(native.rows_of(weight), tuple(weight.shape), native.isa())
+    kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
+    return NativeInt8Linear(
+        packed.panels,
+        packed.scales,
+        kept_bias,
+        num_k=weight.shape[1],
+        max_absolute_sum=packed.max_absolute_sum,
+        isa=native.isa(),
+    )
+
+
+@dataclass(frozen=True)
+class PackedInt8:
+    """A quantised weight in the layout of an instruction set; `max_absolute_sum` is the largest of a row."""
+
+    panels: Tensor
+    scales: Tensor
+    max_absolute_sum: int
+
+
+def pack_int8_rows(rows_of: native.Rows, shape: tuple[int, ...], isa: str) -> PackedInt8:
+    """Quantises and packs a weight of `shape [N, K]` from float32 rows some at a time. ValueError where one is not
+    finite."""
+    num_columns, num_k = shape
+    extension = native.extension()
     panels = torch.empty(extension.int8_panels_bytes(num_columns, num_k, isa), dtype=torch.int8)
     extension.advise_huge_pages(panels.data_ptr(), panels.nbytes)
     scales = torch.empty(num_columns)
     max_absolute_sum = 0
     for first in range(0, num_columns, native.PACK_ROWS):
-        rows = weight.detach()[first : first + native.PACK_ROWS].to(torch.float32).contiguous()
+        rows = rows_of(first, min(num_columns, first + native.PACK_ROWS))
         found = extension.pack_int8_rows(
             rows.data_ptr(), first, rows.shape[0], num_k, panels.data_ptr(), scales.data_ptr(), isa
         )
         if found < 0:
             raise ValueError("the weight has values that are not finite; int8 cannot hold them")
         max_absolute_sum = max(max_absolute_sum, found)
-    kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
-    return NativeInt8Linear(panels, scales, kept_bias, num_k=num_k, max_absolute_sum=max_absolute_sum, isa=isa)
+    return PackedInt8(panels, scales, max_absolute_sum)
 
 
 class NativeInt8Linear:

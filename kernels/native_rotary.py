@@ -31,10 +31,10 @@ def rotary_and_store(
                 f"heads {head_dim} apart"
             )
     _check_angles(cos, sin, num_tokens, head_dim)
-    _check_slots(slots, num_tokens, num_slots)
+    _check_slots(slots, num_tokens)
     module = native.extension()
     out = torch.empty(num_tokens, num_heads, head_dim)
-    module.rotary_and_store(
+    stored = module.rotary_and_store(
         *(number for x in (q, k, v) for number in (x.data_ptr(), x.stride(0))),
         cos.data_ptr(),
         sin.data_ptr(),
@@ -45,6 +45,8 @@ def rotary_and_store(
         *addresses(cache),
         out.data_ptr(),
     )
+    if not stored:
+        raise ValueError(f"slots reach from {int(slots.min())} to {int(slots.max())}; the cache has {num_slots}")
     return out
 
 
@@ -57,10 +59,8 @@ def _check_angles(cos: Tensor, sin: Tensor, num_tokens: int, head_dim: int) -> N
             raise ValueError(f"{name} is {tuple(x.shape)}; need contiguous {(num_tokens, head_dim // 2)}")
 
 
-def _check_slots(slots: Tensor, num_tokens: int, num_slots: int) -> None:
+def _check_slots(slots: Tensor, num_tokens: int) -> None:
     if slots.dtype != torch.int64 or slots.device.type != "cpu":
         raise TypeError(f"slots are {slots.dtype} on {slots.device}; need int64 on the CPU")
     if slots.shape != (num_tokens,) or not slots.is_contiguous():
         raise ValueError(f"slots are {tuple(slots.shape)}; need contiguous ({num_tokens},)")
-    if num_tokens > 0 and (int(slots.min()) < 0 or int(slots.max()) >= num_slots):
-        raise ValueError(f"slots reach from {int(slots.min())} to {int(slots.max())}; the cache has {num_slots}")

@@ -21,6 +21,8 @@ OPERATIONS = (
     "rotary_and_store",
     "paged_attention",
     "silu_and_mul",
+    "normed_linear",
+    "gated_mlp",
     "copy_pages",
     "log_prob",
     "peak",
@@ -117,6 +119,40 @@ class SiluAndMul(Protocol):
     def __call__(self, gate_up: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """An RMS norm: `weight [size]` and eps."""
+
+    weight: Tensor
+    eps: float
+
+
+class PackedBlock(Protocol):
+    """A norm and the weights that follow it, in the form their kernel reads."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x [tokens, in]`, contiguous, to a new `[tokens, out]` in its dtype."""
+
+
+class PackNormedLinear(Protocol):
+    """Operation `normed_linear`: packs `weight [out, in]` and `bias [out]` as `linear` does, for
+    `norm(x) @ weight.T + bias`. What the norm gives may be rounded to what the product takes."""
+
+    def __call__(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedBlock: ...
+
+
+class PackGatedMlp(Protocol):
+    """Operation `gated_mlp`: packs `gate, up [size, in]` and `down [in, size]` as `linear` does, for
+    `x + (silu(n @ gate.T) * (n @ up.T)) @ down.T` with n = `norm(x)`. What is between the two products may be rounded
+    to bfloat16."""
+
+    def __call__(self, norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> PackedBlock: ...
+
+
 class CopyPages(Protocol):
     """Copies whole pages within a pool `[layers, kv_heads, slots, head_dim]` or its scales `[layers, kv_heads, slots]`:
     page `source[i]` to `target[i]`."""
@@ -141,7 +177,8 @@ class FindPeak(Protocol):
 
 @dataclass(frozen=True)
 class KernelSet:
-    """The chosen kernel of every operation, for one model on one device."""
+    """The chosen kernel of every operation, for one model on one device. Where `normed_linear` or
+    `gated_mlp` is None, a model makes it of `rms_norm`, `linear` and `silu_and_mul`."""
 
     embedding: Embedding
     linear: PackLinear
@@ -149,6 +186,8 @@ class KernelSet:
     rotary_and_store: RotaryAndStore
     paged_attention: PagedAttention
     silu_and_mul: SiluAndMul
+    normed_linear: PackNormedLinear | None
+    gated_mlp: PackGatedMlp | None
     copy_pages: CopyPages
     log_prob: LogProb
     peak: FindPeak

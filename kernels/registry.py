@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from antiphon.kernels import (
     native_cache,
     native_int8,
     native_layer,
+    native_normed,
     native_rotary,
     reference,
     reference_int8,
@@ -25,15 +27,22 @@ from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLin
 
 Reason = Callable[[KernelContext], str | None]
 
+COMPOSED: Mapping[str, str] = MappingProxyType(
+    {
+        "normed_linear": "composed of rms_norm and linear",
+        "gated_mlp": "composed of rms_norm, linear and silu_and_mul",
+    }
+)  # who serves these operations where no kernel does
+
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute an operation. `reason` returns why it cannot serve, or None. With `is_factory`, `kernel()`
-    gives the kernel, once it has been chosen."""
+    gives the kernel, once it has been chosen. No kernel (`COMPOSED`): the model makes the operation of others."""
 
     name: str
     reason: Reason
-    kernel: Callable[..., Any]
+    kernel: Callable[..., Any] | None
     is_factory: bool = False
 
 
@@ -46,9 +55,8 @@ class OperationReport:
 
 
 def candidates(operation: str) -> tuple[Candidate, ...]:
-    """All candidates of an operation, in the order they are tried."""
-    last_reason = reference.linear_reason if operation == "linear" else _serves
-    last = Candidate("reference", last_reason, getattr(reference, operation))
+    """All candidates of an operation, in the order they are tried. The last is the oracle or, where `COMPOSED` has the
+    operation, what the model makes of others."""
     layer = Candidate("native", _all(_native_reason, _native_weight_reason), partial(_native_layer, operation), True)
     fast = {
         "embedding": (layer,),
@@ -68,24 +76,36 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
             Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),
         ),
         "silu_and_mul": (layer, Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul)),
+        "normed_linear": _normed(native_normed.pack_normed_linear, native_normed.pack_int8_normed_linear),
+        "gated_mlp": _normed(native_normed.pack_gated_mlp, native_normed.pack_int8_gated_mlp),
         "log_prob": (layer,),
         "peak": (layer,),
     }
-    return (*fast.get(operation, ()), last)
+    return (*fast.get(operation, ()), _last(operation))
+
+
+def _normed(pack: Callable[..., Any], pack_int8: Callable[..., Any]) -> tuple[Candidate, ...]:
+    return (
+        Candidate("native", _all(_native_reason, _bfloat16_reason, native_normed.reason), pack),
+        Candidate("native_int8", _all(_native_reason, _int8_reason, native_normed.reason), pack_int8),
+    )
 
 
 def choose_kernels(context: KernelContext, *, only: str | None = None) -> KernelSet:
     """The first serving candidate of every operation. `only="reference"` takes the oracle everywhere (for tests); a
     name stands for its int8 form too. Raises `ValueError` with every candidate's reason where none can serve."""
-    chosen: dict[str, Callable[..., Any]] = {}
-    known = {candidate.name.removesuffix("_int8") for operation in OPERATIONS for candidate in candidates(operation)}
+    chosen: dict[str, Any] = {}
+    every = [candidate for operation in OPERATIONS for candidate in candidates(operation)]
+    known = {candidate.name.removesuffix("_int8") for candidate in every if candidate.kernel is not None}
     if only is not None and only not in known:
         raise ValueError(f"no kernels are named {only!r}, there are {', '.join(sorted(known))}")
     for operation in OPERATIONS:
         for candidate in candidates(operation):
-            wanted = only is None or candidate.name.removesuffix("_int8") in (only, "reference")
+            wanted = only is None or candidate.name.removesuffix("_int8") in (only, "reference", *COMPOSED.values())
             if wanted and candidate.reason(context) is None:
-                chosen[operation] = candidate.kernel() if candidate.is_factory else candidate.kernel
+                chosen[operation] = (
+                    candidate.kernel() if candidate.kernel and candidate.is_factory else candidate.kernel
+                )
                 break
         else:
             reasons = "; ".join(f"{name}: {reason}" for name, _, reason in _report(operation, context).candidates)
@@ -101,6 +121,13 @@ def report(context: KernelContext) -> list[OperationReport]:
 def _report(operation: str, context: KernelContext) -> OperationReport:
     reasons = [(candidate.name, candidate.reason(context)) for candidate in candidates(operation)]
     return OperationReport(operation, tuple((name, reason is None, reason or "") for name, reason in reasons))
+
+
+def _last(operation: str) -> Candidate:
+    if operation in COMPOSED:
+        return Candidate(COMPOSED[operation], _serves, None)
+    reason = reference.linear_reason if operation == "linear" else _serves
+    return Candidate("reference", reason, getattr(reference, operation))
 
 
 def _native_reason(context: KernelContext) -> str | None:
@@ -136,6 +163,12 @@ def _native_layer(operation: str) -> Callable[..., Any]:
 
 def _int8_reason(context: KernelContext) -> str | None:
     return None if context.weight_dtype == torch.int8 else f"serves int8 weights only, asked for {context.weight_dtype}"
+
+
+def _bfloat16_reason(context: KernelContext) -> str | None:
+    if context.weight_dtype == torch.bfloat16:
+        return None
+    return f"serves bfloat16 weights only, asked for {context.weight_dtype}"
 
 
 def _native_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:

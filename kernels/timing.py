@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from antiphon.kernels.ops import KernelSet, PackedLinear
+from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear
 
 Clock = Callable[[], float]
 
@@ -57,6 +57,16 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
         packed = kernels.linear(weight, bias)
         return _TimedLinear(packed, wrap(f"linear {weight.shape[0]}x{weight.shape[1]}", packed))
 
+    def pack_normed_linear(norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedBlock:
+        assert kernels.normed_linear is not None
+        packed = kernels.normed_linear(norm, weight, bias)
+        return _TimedBlock(packed, wrap(f"normed_linear {weight.shape[0]}x{weight.shape[1]}", packed))
+
+    def pack_mlp(norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> PackedBlock:
+        assert kernels.gated_mlp is not None
+        packed = kernels.gated_mlp(norm, gate, up, down)
+        return _TimedBlock(packed, wrap(f"gated_mlp {gate.shape[0]}x{gate.shape[1]}", packed))
+
     run_log_prob = wrap("log_prob", kernels.log_prob)
 
     def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: int) -> Tensor:
@@ -66,9 +76,20 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
         )
         return scores
 
-    names = [entry.name for entry in fields(kernels) if entry.name not in ("linear", "log_prob")]
+    names = [
+        entry.name
+        for entry in fields(kernels)
+        if entry.name not in ("linear", "log_prob", "normed_linear", "gated_mlp")
+    ]
     wrapped = {name: wrap(name, getattr(kernels, name)) for name in names}
-    return replace(kernels, linear=pack, log_prob=log_prob, **wrapped)
+    return replace(
+        kernels,
+        linear=pack,
+        log_prob=log_prob,
+        normed_linear=None if kernels.normed_linear is None else pack_normed_linear,
+        gated_mlp=None if kernels.gated_mlp is None else pack_mlp,
+        **wrapped,
+    )
 
 
 @dataclass(frozen=True)
@@ -86,3 +107,20 @@ class _TimedLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """As the packed layer's own."""
         return self.run(x) if residual is None else self.run(x, residual)
+
+
+@dataclass(frozen=True)
+class _TimedBlock:
+    """A packed block whose calls are timed."""
+
+    packed: PackedBlock
+    run: Callable[..., Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return self.packed.num_bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """As the packed block's own."""
+        return self.run(x)

@@ -1,8 +1,8 @@
-"""Engines that a round can be timed with, by name: what has to be prepared for each, and the command that runs it.
+"""Engines that a round can be timed with, by name: what has to be prepared for each, and the process that runs it.
 
 | name         | dtypes                               | runs                                   | weights               |
 |--------------|--------------------------------------|----------------------------------------|-----------------------|
-| antiphon     | auto, float32, bfloat16, int8, int8-kv8 | `antiphon bench round`              | as given              |
+| antiphon     | auto, float32, bfloat16, int8, int8-kv8 | antiphon_round.py, our environment  | as given              |
 | transformers | float32, bfloat16                    | transformers_round.py, our environment | hf_folder.py's        |
 | vllm         | bfloat16, float32, w8a8              | vllm_round.py, `setup.sh vllm`         | hf_folder.py's        |
 | openvino     | int8, fp16, int4                     | openvino_round.py, `setup.sh openvino` | exported from these  |
@@ -12,29 +12,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hf_folder import write_hf_folder
 
-from antiphon.bench_round import BenchRoundOptions
-from antiphon.engine.errors import InputError
+from antiphon.engine.errors import AntiphonError, InputError
 from antiphon.engine.model_source import ModelSource
 
+_PIPE = subprocess.PIPE
 _HERE = Path(__file__).parent
 _HOME = Path(os.environ.get("ANTIPHON_PEERS") or Path.home() / ".cache" / "antiphon" / "peers")
-_ANTIPHON_FLAGS = {
-    "auto": (),
-    "float32": ("--dtype", "float32"),
-    "bfloat16": ("--dtype", "bfloat16"),
-    "int8": ("--quantization", "int8"),
-    "int8-kv8": ("--quantization", "int8", "--kv-cache-dtype", "int8"),
-}
 _DTYPES = {
-    "antiphon": tuple(_ANTIPHON_FLAGS),
+    "antiphon": ("auto", "float32", "bfloat16", "int8", "int8-kv8"),
     "transformers": ("float32", "bfloat16"),
     "vllm": ("bfloat16", "float32", "w8a8"),
     "openvino": ("int8", "fp16", "int4"),
@@ -75,38 +71,57 @@ class Engine:
             subprocess.run([*command, "--export", str(plain)], check=True, stdout=sys.stderr)
         return folder
 
-    def command(self, model: Path, tokens: Path, options: BenchRoundOptions, prefill_tokens: int) -> list[str]:
-        """What to run; it prints one JSON object as its last line."""
-        if self.kind == "antiphon":
-            return [*_antiphon_command(options), *_ANTIPHON_FLAGS[self.dtype]]
-        python = _python(self.kind) if self.kind != "transformers" else Path(sys.executable)
-        command = [str(python), str(_HERE / f"{self.kind}_round.py"), "--model", str(model), "--tokens", str(tokens)]
+    def start(self, model: Path, tokens: Path, threads: int | None, prefill_tokens: int) -> Peer:
+        """Its process, loading. A peer in an environment of its own does not see the project's modules."""
+        ours = self.kind in ("antiphon", "transformers")
+        python = sys.executable if ours else str(_python(self.kind))
+        command = [python, str(_HERE / f"{self.kind}_round.py"), "--model", str(model), "--tokens", str(tokens)]
         command += ["--dtype", self.dtype]
-        command += ["--prefill-tokens" if self.kind == "transformers" else "--batch-tokens", str(prefill_tokens)]
-        return [*command, "--threads", str(options.threads)] if options.threads else command
+        if self.kind != "antiphon":
+            command += ["--prefill-tokens" if ours else "--batch-tokens", str(prefill_tokens)]
+        if threads:
+            command += ["--threads", str(threads)]
+        hidden = () if ours else ("PYTHONPATH",)
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        return Peer(self.name, subprocess.Popen(command, stdin=_PIPE, stdout=_PIPE, text=True, env=environment))
 
-    def run(self, command: list[str]) -> str:
-        """The command's last line. A peer in an environment of its own does not see the project's modules."""
-        environment = dict(os.environ)
-        if self.kind not in ("antiphon", "transformers"):
-            environment.pop("PYTHONPATH", None)
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-        return done.stdout.strip().splitlines()[-1]
+
+@dataclass(frozen=True)
+class Peer:
+    """A process that loads an engine once, and sleeps between its turns; peer_rounds.py has the other end."""
+
+    name: str
+    process: subprocess.Popen[str]
+
+    def __enter__(self) -> Peer:
+        """Returns when the engine is loaded."""
+        try:
+            self._answer()
+        except BaseException:
+            self.process.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+    def turn(self) -> dict[str, Any]:
+        """One turn's result."""
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # it ended; the answer's absence is told
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        """The next line that is JSON; libraries may print others."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise AntiphonError(f"{self.name} ended with status {self.process.wait()}")
 
 
 def _python(kind: str) -> Path:
     return _HOME / kind / "bin" / "python"
-
-
-def _antiphon_command(options: BenchRoundOptions) -> list[str]:
-    flags = {
-        "--model": options.model,
-        "--shards": options.num_shards,
-        "--shard-tokens": options.shard_tokens,
-        "--suffix-tokens": options.suffix_tokens,
-        "--new-tokens": options.new_tokens,
-        "--rounds": options.num_rounds,
-        "--threads": options.threads,
-    }
-    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
-    return [sys.executable, "-m", "antiphon", "bench", "round", *given, "--json"]

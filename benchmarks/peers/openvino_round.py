@@ -1,7 +1,8 @@
-"""The work of `antiphon bench round` in OpenVINO GenAI's continuous batching, with its prefix cache. Prints one JSON.
+"""The work of `antiphon bench round` in OpenVINO GenAI's continuous batching, with its prefix cache. One JSON a turn.
 
 Every round hands all rows (shard and suffix) to the pipeline at once; the first one so reads the shards, and later ones
-find their full blocks cached. Steps are driven here, so that the time of the last first token is known.
+find their full blocks cached. Steps are driven here, so that the time of the last first token is known. Nothing empties
+the cache, so every turn has a pipeline of its own; loading and warming it up are not timed.
 
 `--export FOLDER` writes FOLDER (what hf_folder.py wrote) as OpenVINO's own format to `--model`, in a process of its own
 since that takes more memory than running, and ends. Environment: `setup.sh openvino`.
@@ -18,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from peer_rounds import PeerRound, Work, peer_parser, peer_round, print_result
+from peer_rounds import PeerRound, Work, peer_parser, peer_round, print_result, turns
 
 
 def main() -> int:
-    """Export, or load, warm up, run the rounds of the token file and print the result."""
+    """Export, or in every turn load, warm up, run the rounds of the token file and print the result."""
     arguments = _arguments()
     if arguments.export:
         export(arguments.export, arguments.model, arguments.dtype)
@@ -37,21 +38,23 @@ def main() -> int:
     scheduling.cache_size = arguments.kv_gib
     scheduling.max_num_batched_tokens = arguments.batch_tokens
     scheduling.max_num_seqs = len(work.prefixes)
-    start = time.perf_counter()
     properties = {"INFERENCE_NUM_THREADS": threads}
-    pipeline = openvino_genai.ContinuousBatchingPipeline(str(arguments.model), scheduling, "CPU", properties)
-    load_seconds = time.perf_counter() - start
-    run_rounds(pipeline, Work([[token + 1 for token in work.prefixes[0][:64]]], [work.suffixes[0]], 2))
-    rounds, replies = run_rounds(pipeline, work)
-    about = {
-        "engine": f"OpenVINO GenAI {openvino_genai.__version__}",
-        "torch": f"none, OpenVINO {openvino.__version__}",
-        "dtype": arguments.dtype,
-        "attention": "paged",
-        "threads": threads,
-        "load_seconds": load_seconds,
-    }
-    print_result(about, rounds, replies)
+    for _ in turns():
+        start = time.perf_counter()
+        pipeline = openvino_genai.ContinuousBatchingPipeline(str(arguments.model), scheduling, "CPU", properties)
+        load_seconds = time.perf_counter() - start
+        run_rounds(pipeline, Work([[token + 1 for token in work.prefixes[0][:64]]], [work.suffixes[0]], 2))
+        about = {
+            "engine": f"OpenVINO GenAI {openvino_genai.__version__}",
+            "torch": f"none, OpenVINO {openvino.__version__}",
+            "dtype": arguments.dtype,
+            "attention": "paged",
+            "threads": threads,
+            "load_seconds": load_seconds,
+        }
+        rounds, replies = run_rounds(pipeline, work)
+        del pipeline
+        print_result(about, rounds, replies)
     return 0
 
 

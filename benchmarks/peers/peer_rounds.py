@@ -1,4 +1,4 @@
-"""What all peers have in common: their flags, the token file, and the JSON that they print.
+"""What all peers have in common: their flags, the token file, the turns they take, and the JSON that they print.
 
 Imported by scripts that run in environments of their own, so by nothing but the standard library.
 """
@@ -9,7 +9,7 @@ import argparse
 import json
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,13 +71,23 @@ def peer_round(start: float, after_prefill: float, end: float, num_prefill: int,
     )
 
 
+def turns() -> Iterator[int]:
+    """Says that the peer is loaded, then counts a turn for every line of stdin; ends with stdin.
+
+    Between turns the peer waits in a read, so that it leaves the cores to whoever has its turn.
+    """
+    print(json.dumps({"loaded": True}), flush=True)
+    for number, _ in enumerate(sys.stdin):
+        yield number
+
+
 def print_result(
     about: Mapping[str, Any], rounds: Sequence[PeerRound], replies: Sequence[Sequence[Sequence[int]]]
 ) -> None:
-    """One JSON object: `about` (engine, dtype, threads, …), rounds, peak memory, `replies` [rounds][shards][tokens]."""
+    """One JSON line: `about` (engine, dtype, threads, …), rounds, peak memory, `replies` [rounds][shards][tokens]."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     result = {**about, "rounds": [asdict(round_) for round_ in rounds], "peak_bytes": peak, "replies": replies}
-    print(json.dumps(result))
+    print(json.dumps(result), flush=True)
 
 
 def peer_parser(description: str | None, dtypes: Sequence[str], model_help: str) -> argparse.ArgumentParser:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import transformers
-from peer_rounds import PeerRound, Work, peer_parser, peer_round, print_result
+from peer_rounds import PeerRound, Work, peer_parser, peer_round, print_result, turns
 from transformers import AutoModelForCausalLM, DynamicCache, GgufConfig
 
 
 def main() -> int:
-    """Load, warm up, run the rounds of the token file, print the result."""
+    """Load, warm up, then run the rounds of the token file and print the result, in every turn."""
     arguments = _arguments()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -29,9 +29,6 @@ def main() -> int:
     model = load_model(arguments.model, getattr(torch, arguments.dtype))
     load_seconds = time.perf_counter() - start
     prefixes = torch.tensor(work.prefixes)
-    with torch.inference_mode():
-        model(prefixes[:1, :64], logits_to_keep=1)
-        rounds, replies = run_rounds(model, prefixes, work.suffixes, work.new_tokens, arguments.prefill_tokens)
     about = {
         "engine": f"transformers {transformers.__version__}",
         "torch": torch.__version__,
@@ -40,7 +37,11 @@ def main() -> int:
         "threads": torch.get_num_threads(),
         "load_seconds": load_seconds,
     }
-    print_result(about, rounds, replies)
+    with torch.inference_mode():
+        model(prefixes[:1, :64], logits_to_keep=1)
+        for _ in turns():
+            rounds, replies = run_rounds(model, prefixes, work.suffixes, work.new_tokens, arguments.prefill_tokens)
+            print_result(about, rounds, replies)
     return 0
 
 

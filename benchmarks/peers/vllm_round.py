@@ -1,8 +1,9 @@
-"""The work of `antiphon bench round` in vLLM's CPU backend, with its prefix cache. Prints one JSON object.
+"""The work of `antiphon bench round` in vLLM's CPU backend, with its prefix cache. Prints one JSON line a turn.
 
 Every round hands all rows (shard and suffix) to the engine at once; the first one so reads the shards, and later ones
 find their full blocks cached. Steps are driven here, in this process, so that the time of the last first token and the
-peak of memory are known. Compiling is done by a warm-up round on other tokens, which is not timed.
+peak of memory are known. vLLM binds threads only in worker processes, so that is done here, as it does it. Compiling is
+done by a warm-up round on other tokens, which is not timed; the prefix cache is emptied before every turn.
 
 `--dtype w8a8` expects the folder that hf_folder.py writes under that name. Environment: `setup.sh vllm`.
 """
@@ -16,14 +17,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from peer_rounds import PeerRound, Work, peer_parser, peer_round, print_result
+from peer_rounds import PeerRound, Work, peer_parser, peer_round, print_result, turns
+
+_PRELOADED = ("libiomp5.so", "libtcmalloc_minimal.so.4")
 
 
 def main() -> int:
-    """Load, warm up, run the rounds of the token file, print the result."""
+    """Load, warm up, then run the rounds of the token file and print the result, in every turn."""
     arguments = _arguments()
     work = Work.read(arguments.tokens)
-    _set_environment(arguments, work)
+    _set_environment(arguments)
     import torch
     import vllm
 
@@ -44,16 +47,19 @@ def main() -> int:
     load_seconds = time.perf_counter() - start
     warm_up = Work([[token + 1 for token in prefix] for prefix in work.prefixes[:2]], work.suffixes[:1], 4)
     run_rounds(engine, warm_up)
-    rounds, replies = run_rounds(engine, work)
+    preloaded = [name for name in ("iomp5", "tcmalloc") if f"lib{name}" in os.environ.get("LD_PRELOAD", "")]
     about = {
         "engine": f"vLLM {vllm.__version__}",
         "torch": torch.__version__,
         "dtype": arguments.dtype,
-        "attention": "eager" if arguments.eager else "compiled",
+        "attention": ", ".join(["eager" if arguments.eager else "compiled", *preloaded]),
         "threads": torch.get_num_threads(),
         "load_seconds": load_seconds,
     }
-    print_result(about, rounds, replies)
+    for _ in turns():
+        if not engine.reset_prefix_cache():
+            raise SystemExit("vllm_round: the prefix cache could not be emptied")
+        print_result(about, *run_rounds(engine, work))
     return 0
 
 
@@ -91,21 +97,23 @@ def _generate(
     return after_prefill, num_early, [taken[f"{name}-{row}"] for row in range(len(prompts))]
 
 
-def _set_environment(arguments: argparse.Namespace, work: Work) -> None:
-    """Before vllm is imported; starts this script anew with Intel's OpenMP preloaded, which vLLM asks for."""
-    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if openmp.is_file() and str(openmp) not in os.environ.get("LD_PRELOAD", ""):
-        os.environ["LD_PRELOAD"] = ":".join(filter(None, [str(openmp), os.environ.get("LD_PRELOAD", "")]))
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+def _set_environment(arguments: argparse.Namespace) -> None:
+    """Before vllm is imported; starts this script anew with the libraries preloaded that vLLM asks for."""
+    cores = sorted(os.sched_getaffinity(0))[: arguments.threads]
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))
+    # What vllm.utils.ompmultiprocessing sets for its workers.
+    os.environ["KMP_AFFINITY"] = f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]"
+    os.environ["KMP_BLOCKTIME"], os.environ["KMP_TPAUSE"] = "5", "0"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ["VLLM_NO_USAGE_STATS"] = os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(arguments.kv_gib))
-    if arguments.threads:
-        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-        cores = sorted(os.sched_getaffinity(0))[: arguments.threads]
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    found = [path for name in _PRELOADED for path in sorted((Path(sys.prefix) / "lib").glob(name))]
+    wanted = [str(path) for path in found if str(path) not in os.environ.get("LD_PRELOAD", "")]
+    if wanted:
+        os.environ["LD_PRELOAD"] = ":".join(filter(None, [*wanted, os.environ.get("LD_PRELOAD", "")]))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,5 +1,6 @@
-// The linear kernel on AMX tiles: y[M, N] = x[M, K] @ weight[N, K]^T (+ bias[N]) (+ residual[M, N]), all float32 but the
-// weight, which is bfloat16, packed once: [ceil(N / 32)][ceil(K / 32)][2][16 lines][16 columns][2 of k], zeros past N, K.
+// The linear kernel on AMX tiles: y[M, N] = x[M, K] @ weight[N, K]^T (+ bias[N]) (+ residual[M, N]), all float32 but
+// the weight, which is bfloat16, packed once: [ceil(N / 32)][ceil(K / 32)][2][16 lines][16 columns][2 of k], zeros past
+// N and K.
 //
 // x is rounded to bfloat16, to nearest even. Order of summation, the same for every element of y, whatever M, its row,
 // the threads and the blocking: step s covers k in [32 s, 32 (s + 1)); within it the even k are summed from 0 in

@@ -9,10 +9,14 @@
 //   inner blocks of k   the panel's block: first-level cache
 //   row blocks          x as a stream, sums in tile registers
 //
-// A Product has:
-//   pack_row(row, line, step_bytes)               one row of x: 64 bytes for each step, step_bytes apart
-//   multiply<kRowTiles>()                         one step in tile registers (amx_tiles.h)
-//   write_row(row, column, left, right)           16 + 16 sums of a row from `column` on, to y
+// A product is made of three parts:
+//   Tiles    multiply<kRowTiles>()                one step in tile registers (amx_tiles.h)
+//   Source   row(row) -> Row                      what is to be known of a row of x before it is packed
+//            pack(row, Row, step, line)           64 bytes of it: one step of k
+//   Sink     fetch<kRows>(row, column)            prefetches what write will write
+//            write<kRows>(row, column, sums)      16 + 16 sums of some rows of a tile from `column` on, to y: the left
+//                                                 ones at `sums`, the right ones a tile further, rows a line apart
+// Rows are numbered as the caller numbers them.
 #pragma once
 
 #include <cstring>
@@ -25,11 +29,12 @@ namespace antiphon::cpu::amx {
 
 constexpr std::ptrdiff_t kInnerSteps = 14;  // a panel's block of 28 KiB
 constexpr std::ptrdiff_t kOuterSteps = 28;
-constexpr std::ptrdiff_t kChunkRows = 1024;      // x of 28 steps: 1.75 MiB
-constexpr std::ptrdiff_t kChunkRowsLongK = 512;  // half of it, and room for the sums of several panels
+constexpr std::ptrdiff_t kChunkRows = 512;          // x of 28 steps: 0.9 MiB
+constexpr std::ptrdiff_t kChunkRowsLongK = 256;     // half of it, and room for the sums of all panels of a task
 constexpr std::ptrdiff_t kInPlaceBytes = 64 << 10;  // packing less of x costs less than waking a thread
+constexpr std::ptrdiff_t kPackedSteps = 4;          // of a row at a time: whole lines of x, and tiles soon filled
 constexpr std::ptrdiff_t kMaxPanelsPerTask = 4;
-constexpr std::ptrdiff_t kMaxPanelsPerTaskLongK = 8;  // each reads x of a block from the third-level cache once
+constexpr std::ptrdiff_t kMaxPanelsPerTaskLongK = 32;  // each task reads x of a block from the third-level cache once
 
 struct Shape {
   std::ptrdiff_t num_rows;
@@ -47,8 +52,11 @@ struct StepPlan {
     outer_steps = ceil_div(steps, ceil_div(steps, kOuterSteps));
     inner_steps = ceil_div(outer_steps, ceil_div(outer_steps, kInnerSteps));
   }
-  std::ptrdiff_t num_outer() const { return ceil_div(num_steps, outer_steps); }
+  bool long_k() const { return outer_steps < num_steps; }
   bool one_block() const { return inner_steps >= num_steps; }
+  std::ptrdiff_t chunk_rows(std::ptrdiff_t num_rows) const {
+    return std::min(num_rows, long_k() ? kChunkRowsLongK : kChunkRows);
+  }
 };
 
 // Packed x of some rows.
@@ -68,22 +76,47 @@ struct Chunk {
   char* at(std::ptrdiff_t block, std::ptrdiff_t step) const {
     return x + (2 * block * num_steps + tiles_in(block) * step) * tile_bytes();
   }
+  char* line(std::ptrdiff_t row, std::ptrdiff_t step) const {
+    const std::ptrdiff_t tile = row / kTileLines;
+    return at(tile / 2, step) + tile % 2 * tile_bytes() + row % kTileLines * kLineBytes;
+  }
 
   static std::ptrdiff_t bytes(std::ptrdiff_t num_rows, std::ptrdiff_t num_steps) {
     return ceil_div(num_rows, kTileLines) * kTileBytes * num_steps;
   }
 
-  template <typename Product>
-  void pack(const Product& product, std::ptrdiff_t tile) const {
-    const std::ptrdiff_t step_bytes = tiles_in(tile / 2) * tile_bytes();
-    char* lines = at(tile / 2, 0) + tile % 2 * tile_bytes();
-    for (std::ptrdiff_t row = 0; row < tile_rows(); ++row) {
-      char* line = lines + row * kLineBytes;
-      if (tile * kTileLines + row < num_rows) {
-        product.pack_row(first_row + tile * kTileLines + row, line, step_bytes);
-      } else {
-        for (std::ptrdiff_t step = 0; step < num_steps; ++step) std::memset(line + step * step_bytes, 0, kLineBytes);
+  template <typename Source>
+  ANTIPHON_AMX void pack_tile(const Source& source, std::ptrdiff_t tile) const {
+    const std::ptrdiff_t first = tile * kTileLines;
+    const std::ptrdiff_t rows = std::min(num_rows - first, kTileLines);
+    typename Source::Row row[kTileLines];
+    for (std::ptrdiff_t i = 0; i < rows; ++i) row[i] = source.row(first_row + first + i);
+    for (std::ptrdiff_t begin = 0; begin < num_steps; begin += kPackedSteps) {
+      const std::ptrdiff_t end = std::min(num_steps, begin + kPackedSteps);
+      for (std::ptrdiff_t i = 0; i < rows; ++i) {
+        for (std::ptrdiff_t step = begin; step < end; ++step) {
+          source.pack(first_row + first + i, row[i], step, line(first + i, step));
+        }
       }
+    }
+    if (first + rows == num_rows) clear_padding();
+  }
+
+  // The lines of the last tile that no row fills.
+  void clear_padding() const {
+    const std::ptrdiff_t padding = num_tiles() * tile_rows() - num_rows;
+    for (std::ptrdiff_t step = 0; step < num_steps && padding > 0; ++step) {
+      std::memset(line(num_rows, step), 0, static_cast<std::size_t>(padding * kLineBytes));
+    }
+  }
+
+  // Every line, by all threads where that pays.
+  template <typename Source>
+  void pack(const Source& source) const {
+    if (bytes(num_rows, num_steps) <= kInPlaceBytes) {
+      for (std::ptrdiff_t tile = 0; tile < num_tiles(); ++tile) pack_tile(source, tile);
+    } else {
+      parallel_for(num_tiles(), [&](std::ptrdiff_t tile, int) { pack_tile(source, tile); });
     }
   }
 };
@@ -116,13 +149,13 @@ struct Place {
 };
 
 // One task: some panels x all rows of a chunk. `guess` is a panel that this thread may well take next.
-template <typename Product>
+template <typename Tiles, typename Sink>
 class Task {
  public:
-  Task(const Product& product, const Chunk& chunk, const char* weight, const StepPlan& plan, std::ptrdiff_t first_panel,
+  Task(const Sink& sink, const Chunk& chunk, const char* weight, const StepPlan& plan, std::ptrdiff_t first_panel,
        std::ptrdiff_t end_panel, std::ptrdiff_t guess)
       : chunk_(chunk), weight_(weight), place_{plan, first_panel, end_panel, first_panel, 0}, guess_(guess),
-        pending_(product) {}
+        rows_(sink) {}
 
   ANTIPHON_AMX void run() {
     thread_local Workspace workspace;
@@ -138,8 +171,9 @@ class Task {
       place_.panel = next.panel;
       place_.step = next.step;
     }
-    pending_.write_rest();
+    rows_.write_from(0);
     _tile_release();
+    _mm_sfence();  // for stores past the caches
   }
 
  private:
@@ -153,7 +187,6 @@ class Task {
     if (next.done() && guess_ < 0) return;
     const std::ptrdiff_t bytes = kPanelStepBytes * (next.done() ? place_.plan.inner_steps : next.num_steps());
     prefetch_.next = next.done() ? weight_at(guess_, 0) : weight_at(next.panel, next.step);
-    prefetch_.end = prefetch_.next + bytes;
     prefetch_.lines_per_step = ceil_div(bytes / kLineBytes, chunk_.num_blocks() * place_.num_steps());
   }
 
@@ -166,53 +199,57 @@ class Task {
     block.num_steps = place_.num_steps();
     block.sums_before = place_.first() ? nullptr : kept;
     block.sums = place_.last() ? finished_ : kept;
-    if (chunk_.tiles_in(row_block) == 2) {
-      run_block<Product, 2>(block, pending_, prefetch_);
-    } else {
-      run_block<Product, 1>(block, pending_, prefetch_);
+    if (place_.last()) {
+      const std::ptrdiff_t row = row_block * kBlockRows;
+      rows_.begin(block.sums, chunk_.first_row + row, std::min(kBlockRows, chunk_.num_rows - row),
+                  place_.panel * kPanelColumns);
     }
-    if (!place_.last()) return;
-    const std::ptrdiff_t row = row_block * kBlockRows;
-    pending_.set(finished_, chunk_.first_row + row, std::min(kBlockRows, chunk_.num_rows - row),
-                 place_.panel * kPanelColumns);
+    if (chunk_.tiles_in(row_block) == 2) {
+      run_block<Tiles, Sink, 2>(block, rows_, prefetch_);
+    } else {
+      run_block<Tiles, Sink, 1>(block, rows_, prefetch_);
+    }
+    if (place_.last()) rows_.end();
   }
 
   const Chunk& chunk_;
   const char* weight_;
   Place place_;
   std::ptrdiff_t guess_;
-  PendingRows<Product> pending_;
+  Rows<Sink> rows_;
   Prefetch prefetch_;
   char* kept_ = nullptr;      // sums between blocks of steps: [panel][row block]
   char* finished_ = nullptr;  // a block's sums until they are in y: before the next block's sums leave its tiles
 };
 
-// y = x @ weight^T by `product`, for num_rows >= 1.
-template <typename Product>
-void run_product(const Product& product, const void* weight, const Shape& shape) {
-  const StepPlan plan(shape.num_steps);
-  const bool long_k = plan.num_outer() > 1;
-  const std::ptrdiff_t num_panels = shape.num_panels();
+// All columns of a chunk's rows, x being packed.
+template <typename Tiles, typename Sink>
+void multiply_chunk(const Sink& sink, const Chunk& chunk, const void* weight, const StepPlan& plan,
+                    std::ptrdiff_t num_panels) {
   const std::ptrdiff_t threads = num_threads();
   const std::ptrdiff_t per_task = std::clamp<std::ptrdiff_t>(
-      ceil_div(num_panels, (long_k ? 2 : 4) * threads), 1, long_k ? kMaxPanelsPerTaskLongK : kMaxPanelsPerTask);
-  const std::ptrdiff_t chunk_rows = std::min(shape.num_rows, long_k ? kChunkRowsLongK : kChunkRows);
+      ceil_div(num_panels, (plan.long_k() ? 1 : 4) * threads), 1,
+      plan.long_k() ? kMaxPanelsPerTaskLongK : kMaxPanelsPerTask);
+  parallel_for(ceil_div(num_panels, per_task), [&](std::ptrdiff_t index, int) {
+    const std::ptrdiff_t first = index * per_task;
+    const std::ptrdiff_t likely = first + threads * per_task;
+    Task<Tiles, Sink>(sink, chunk, static_cast<const char*>(weight), plan, first,
+                      std::min(num_panels, first + per_task), likely < num_panels ? likely : -1)
+        .run();
+  });
+}
+
+// y = x @ weight^T, for num_rows >= 1.
+template <typename Tiles, typename Source, typename Sink>
+void run_product(const Source& source, const Sink& sink, const void* weight, const Shape& shape) {
+  const StepPlan plan(shape.num_steps);
+  const std::ptrdiff_t chunk_rows = plan.chunk_rows(shape.num_rows);
   thread_local Workspace workspace;
   char* x = workspace.at_least<char>(Chunk::bytes(chunk_rows, shape.num_steps));
   for (std::ptrdiff_t row = 0; row < shape.num_rows; row += chunk_rows) {
     const Chunk chunk{x, row, std::min(chunk_rows, shape.num_rows - row), shape.num_steps};
-    if (Chunk::bytes(chunk.num_rows, chunk.num_steps) <= kInPlaceBytes) {
-      for (std::ptrdiff_t tile = 0; tile < chunk.num_tiles(); ++tile) chunk.pack(product, tile);
-    } else {
-      parallel_for(chunk.num_tiles(), [&](std::ptrdiff_t tile, int) { chunk.pack(product, tile); });
-    }
-    parallel_for(ceil_div(num_panels, per_task), [&](std::ptrdiff_t index, int) {
-      const std::ptrdiff_t first = index * per_task;
-      const std::ptrdiff_t likely = first + threads * per_task;
-      Task<Product>(product, chunk, static_cast<const char*>(weight), plan, first,
-                    std::min(num_panels, first + per_task), likely < num_panels ? likely : -1)
-          .run();
-    });
+    chunk.pack(source);
+    multiply_chunk<Tiles>(sink, chunk, weight, plan, shape.num_panels());
   }
 }
 

@@ -22,6 +22,7 @@ constexpr std::ptrdiff_t kTileBytes = kTileLines * kLineBytes;
 constexpr std::ptrdiff_t kPanelColumns = 32;
 constexpr std::ptrdiff_t kPanelStepBytes = 2 * kTileBytes;
 constexpr std::ptrdiff_t kBlockRows = 2 * kTileLines;
+constexpr std::ptrdiff_t kStepsToStore = 3;
 constexpr std::ptrdiff_t kSumsBytes = 4 * kTileBytes;  // of one block: [tile of rows][half of the panel]
 
 
@@ -47,48 +48,76 @@ ANTIPHON_AMX inline void load_config(std::ptrdiff_t rows) {
   _tile_loadconfig(&config);
 }
 
-// Sums of a finished block, written to y while the next block's tiles are multiplied.
-template <typename Product>
-class PendingRows {
+// What goes on beside the tiles of a block: the sums of the one before are written to y, kRowsAtOnce at a step, and the
+// lines that this one will be written to are fetched. The loops have as many rounds each time, so that no branch is
+// mispredicted while tiles are multiplied: that would cost more than the writing.
+template <typename Sink>
+class Rows {
  public:
-  explicit PendingRows(const Product& product) : product_(product) {}
+  static constexpr std::ptrdiff_t kRowsAtOnce = 4;
+  static constexpr std::ptrdiff_t kStepsToWrite = kBlockRows / kRowsAtOnce;
 
-  void set(const char* sums, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t first_column) {
-    sums_ = sums;
-    first_row_ = first_row;
-    first_column_ = first_column;
-    next_ = 0;
-    num_rows_ = num_rows;
+  explicit Rows(const Sink& sink) : sink_(sink) {}
+
+  // The block whose sums will be at `sums` once its tiles are stored.
+  void begin(const char* sums, std::ptrdiff_t first_row, std::ptrdiff_t num_rows, std::ptrdiff_t first_column) {
+    next_ = {sums, first_row, num_rows, first_column};
+  }
+  // Its tiles are stored. What was not yet written of the block before is lost.
+  void end() {
+    block_ = next_;
+    next_ = Place{};
   }
 
-  ANTIPHON_AMX ANTIPHON_INLINE void write(std::ptrdiff_t num_rows) {
-    for (const std::ptrdiff_t end = std::min(num_rows_, next_ + num_rows); next_ < end; ++next_) {
-      const char* line = sums_ + next_ / kTileLines * 2 * kTileBytes + next_ % kTileLines * kLineBytes;
-      product_.write_row(first_row_ + next_, first_column_, line, line + kTileBytes);
+  bool writes_whole_block() const { return block_.num_rows == kBlockRows; }
+  bool fetches_whole_block() const { return next_.num_rows == kBlockRows; }
+
+  // Rows [4 group, 4 group + 4) of a whole block.
+  ANTIPHON_AMX ANTIPHON_INLINE void write(std::ptrdiff_t group) const {
+    sink_.template write<kRowsAtOnce>(block_.first_row + group * kRowsAtOnce, block_.first_column, sums_of(group));
+  }
+  ANTIPHON_AMX ANTIPHON_INLINE void fetch(std::ptrdiff_t group) const {
+    sink_.template fetch<kRowsAtOnce>(next_.first_row + group * kRowsAtOnce, next_.first_column);
+  }
+
+  // All groups from `group` on, where the block is not whole too; then there is nothing left to write.
+  ANTIPHON_AMX __attribute__((noinline)) void write_from(std::ptrdiff_t group) {
+    std::ptrdiff_t row = group * kRowsAtOnce;
+    for (; row + kRowsAtOnce <= block_.num_rows; row += kRowsAtOnce) write(row / kRowsAtOnce);
+    for (; row < block_.num_rows; ++row) {
+      sink_.template write<1>(block_.first_row + row, block_.first_column,
+                              sums_of(row / kRowsAtOnce) + row % kRowsAtOnce * kLineBytes);
     }
+    block_ = Place{};
   }
-
-  ANTIPHON_AMX void write_rest() { write(kBlockRows); }
 
  private:
-  const Product& product_;
-  const char* sums_ = nullptr;
-  std::ptrdiff_t first_row_ = 0;
-  std::ptrdiff_t first_column_ = 0;
-  std::ptrdiff_t next_ = 0;
-  std::ptrdiff_t num_rows_ = 0;
+  struct Place {
+    const char* sums = nullptr;
+    std::ptrdiff_t first_row = 0;
+    std::ptrdiff_t num_rows = 0;
+    std::ptrdiff_t first_column = 0;
+  };
+
+  ANTIPHON_INLINE const char* sums_of(std::ptrdiff_t group) const {
+    constexpr std::ptrdiff_t kGroupsPerTile = kTileLines / kRowsAtOnce;
+    return block_.sums + group / kGroupsPerTile * 2 * kTileBytes +
+           group % kGroupsPerTile * kRowsAtOnce * kLineBytes;
+  }
+
+  const Sink& sink_;
+  Place block_;
+  Place next_;
 };
 
 // Bytes that will be wanted soon, fetched to the second-level cache some lines at a time.
 struct Prefetch {
   const char* next = nullptr;
-  const char* end = nullptr;
   std::ptrdiff_t lines_per_step = 0;
 
+  // A line past the end does no harm: nothing waits for it.
   ANTIPHON_INLINE void step() {
-    for (const char* stop = std::min(end, next + lines_per_step * kLineBytes); next < stop; next += kLineBytes) {
-      __builtin_prefetch(next, 0, 2);
-    }
+    for (std::ptrdiff_t line = 0; line < lines_per_step; ++line, next += kLineBytes) __builtin_prefetch(next, 0, 2);
   }
 };
 
@@ -101,44 +130,87 @@ struct Block {
   char* sums;
 };
 
-// kRowTiles x 2 tiles of sums over some steps, in ascending order. Product::multiply adds one step's products.
-template <typename Product, int kRowTiles>
-ANTIPHON_AMX void run_block(const Block& block, PendingRows<Product>& pending, Prefetch& prefetch) {
-  if (block.sums_before == nullptr) {
+// One step's tiles of x and weight, and their products: Tiles::multiply adds them.
+template <typename Tiles, int kRowTiles>
+ANTIPHON_AMX ANTIPHON_INLINE void run_step(const Block& block, std::ptrdiff_t step) {
+  const char* x = block.x + kRowTiles * block.x_tile_bytes * step;
+  const char* weight = block.weight + kPanelStepBytes * step;
+  _tile_loadd(6, weight, kLineBytes);
+  _tile_stream_loadd(4, x, kLineBytes);  // x is read once per panel: as a stream, it does not push the panel out
+  _tile_loadd(7, weight + kTileBytes, kLineBytes);
+  if constexpr (kRowTiles == 2) _tile_stream_loadd(5, x + block.x_tile_bytes, kLineBytes);
+  Tiles::template multiply<kRowTiles>();
+}
+
+template <int kRowTiles>
+ANTIPHON_AMX ANTIPHON_INLINE void load_sums(const char* sums) {
+  if (sums == nullptr) {
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (kRowTiles == 2) {
       _tile_zero(2);
       _tile_zero(3);
     }
-  } else {
-    _tile_loadd(0, block.sums_before, kLineBytes);
-    _tile_loadd(1, block.sums_before + kTileBytes, kLineBytes);
-    if constexpr (kRowTiles == 2) {
-      _tile_loadd(2, block.sums_before + 2 * kTileBytes, kLineBytes);
-      _tile_loadd(3, block.sums_before + 3 * kTileBytes, kLineBytes);
-    }
+    return;
   }
-  const std::ptrdiff_t rows_per_step = ceil_div(kBlockRows, block.num_steps);  // all of them, by the last step
-  const char* x = block.x;
-  const char* weight = block.weight;
-  for (std::ptrdiff_t step = 0; step < block.num_steps; ++step) {
-    _tile_loadd(6, weight, kLineBytes);
-    _tile_stream_loadd(4, x, kLineBytes);  // x is read once per panel: as a stream, it does not push the panel out
-    _tile_loadd(7, weight + kTileBytes, kLineBytes);
-    if constexpr (kRowTiles == 2) _tile_stream_loadd(5, x + block.x_tile_bytes, kLineBytes);
-    Product::template multiply<kRowTiles>();
-    weight += kPanelStepBytes;
-    x += kRowTiles * block.x_tile_bytes;
-    pending.write(rows_per_step);
+  _tile_loadd(0, sums, kLineBytes);
+  _tile_loadd(1, sums + kTileBytes, kLineBytes);
+  if constexpr (kRowTiles == 2) {
+    _tile_loadd(2, sums + 2 * kTileBytes, kLineBytes);
+    _tile_loadd(3, sums + 3 * kTileBytes, kLineBytes);
+  }
+}
+
+template <int kRowTiles>
+ANTIPHON_AMX ANTIPHON_INLINE void store_sums(char* sums) {
+  _tile_stored(0, sums, kLineBytes);
+  _tile_stored(1, sums + kTileBytes, kLineBytes);
+  if constexpr (kRowTiles == 2) {
+    _tile_stored(2, sums + 2 * kTileBytes, kLineBytes);
+    _tile_stored(3, sums + 3 * kTileBytes, kLineBytes);
+  }
+}
+
+// kRowTiles x 2 tiles of sums over some steps, in ascending order.
+template <typename Tiles, typename Sink, int kRowTiles>
+ANTIPHON_AMX void run_block(const Block& block, Rows<Sink>& rows, Prefetch& prefetch) {
+  load_sums<kRowTiles>(block.sums_before);
+  // The first steps go without: the sums of the block before are still on their way to memory.
+  const std::ptrdiff_t begin =
+      std::clamp<std::ptrdiff_t>(block.num_steps - Rows<Sink>::kStepsToWrite, 0, kStepsToStore);
+  const std::ptrdiff_t end = std::min(block.num_steps, begin + Rows<Sink>::kStepsToWrite);
+  std::ptrdiff_t step = 0;
+  for (; step < begin; ++step) {
+    run_step<Tiles, kRowTiles>(block, step);
     prefetch.step();
   }
-  _tile_stored(0, block.sums, kLineBytes);
-  _tile_stored(1, block.sums + kTileBytes, kLineBytes);
-  if constexpr (kRowTiles == 2) {
-    _tile_stored(2, block.sums + 2 * kTileBytes, kLineBytes);
-    _tile_stored(3, block.sums + 3 * kTileBytes, kLineBytes);
+  std::ptrdiff_t written = 0;
+  if (rows.writes_whole_block() && rows.fetches_whole_block()) {
+    for (; step < end; ++step, ++written) {
+      run_step<Tiles, kRowTiles>(block, step);
+      rows.write(step - begin);
+      rows.fetch(step - begin);
+      prefetch.step();
+    }
+  } else if (rows.writes_whole_block()) {
+    for (; step < end; ++step, ++written) {
+      run_step<Tiles, kRowTiles>(block, step);
+      rows.write(step - begin);
+      prefetch.step();
+    }
+  } else if (rows.fetches_whole_block()) {
+    for (; step < end; ++step) {
+      run_step<Tiles, kRowTiles>(block, step);
+      rows.fetch(step - begin);
+      prefetch.step();
+    }
   }
+  for (; step < block.num_steps; ++step) {
+    run_step<Tiles, kRowTiles>(block, step);
+    prefetch.step();
+  }
+  rows.write_from(written);
+  store_sums<kRowTiles>(block.sums);
 }
 
 }  // namespace antiphon::cpu::amx

@@ -1,4 +1,5 @@
 // Paged attention on the CPU: read, extend and decode by one kernel, float32 from float32, bfloat16 or int8 keys.
+// What follows holds for the portable and the AVX2 form; attention_amx.h says what the AMX form does.
 //
 // A block is one page: 64 keys at positions 64 b to 64 b + 63. A query at position p of a row sees keys 0 to p. Its
 // result is computed in one order that p alone determines, whoever else is in the batch and however the work is cut:
@@ -46,16 +47,29 @@ struct AttentionTile {
 using PackFunction = void (*)(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, float* packed);
 using AttentionTileFunction = void (*)(const AttentionTile&);
 
-// The form of one instruction set: [storage], [rows - 1].
+class ItemView;
+class Workspace;
+using AttentionItemFunction = void (*)(const ItemView&, const KvLayer&, const float* q, float* out, Workspace&);
+
+// How a form likes its items: about so many query rows, in tiles of so many.
+struct AttentionCut {
+  std::ptrdiff_t item_rows = 96;  // a block is packed once for all of them, which then costs 3 % at 96 rows of 64
+  std::ptrdiff_t tile_rows = kAttentionTileRows;
+};
+
+// The form of one instruction set: [storage], [rows - 1]; or a function that runs whole items in its own way.
 struct AttentionForm {
-  PackFunction pack_keys[3];
-  PackFunction pack_values[3];
-  AttentionTileFunction tiles[kAttentionTileRows];
+  PackFunction pack_keys[3] = {};
+  PackFunction pack_values[3] = {};
+  AttentionTileFunction tiles[kAttentionTileRows] = {};
+  AttentionItemFunction run_item = nullptr;
+  AttentionCut cut = {};
 };
 
 extern const AttentionForm kPortableAttention;
 #if defined(__x86_64__)
 extern const AttentionForm kAvx2Attention;
+extern const AttentionForm kAmxAttention;  // bfloat16 and int8; only where cpu_features().amx
 #endif
 
 // Some new tokens of one row of the batch.
@@ -78,13 +92,13 @@ struct AttentionItem {
 
 // The cut of a batch's tokens into items: made once, used by every layer. It cannot change a bit of the result.
 // `block_tables` [num_rows, table_pages] must live as long as the plan; row_starts is [num_rows + 1], context_tokens
-// [num_rows]. `num_groups` is query heads per KV head. std::invalid_argument where a row has tokens without a page in
-// [0, num_pages), or rows do not follow each other from token 0 on.
+// [num_rows]. `num_groups` is query heads per KV head, `cut` the form's. std::invalid_argument where a row has tokens
+// without a page in [0, num_pages), or rows do not follow each other from token 0 on.
 class AttentionPlan {
  public:
   AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t table_pages, const std::int64_t* row_starts,
                 const std::int64_t* context_tokens, std::ptrdiff_t num_rows, std::ptrdiff_t num_pages,
-                std::ptrdiff_t num_groups, std::ptrdiff_t num_kv_heads, int num_threads);
+                std::ptrdiff_t num_groups, std::ptrdiff_t num_kv_heads, int num_threads, AttentionCut cut = {});
 
   const std::vector<AttentionMember>& members() const { return members_; }
   const std::vector<AttentionItem>& items() const { return items_; }
@@ -93,7 +107,7 @@ class AttentionPlan {
   std::ptrdiff_t num_tokens() const { return num_tokens_; }
 
  private:
-  void cut(const std::vector<AttentionMember>& rows, std::ptrdiff_t most_tokens);
+  void cut_rows(const std::vector<AttentionMember>& rows, std::ptrdiff_t most_tokens);
 
   std::vector<AttentionMember> members_;
   std::vector<AttentionItem> items_;

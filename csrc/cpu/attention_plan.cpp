@@ -9,13 +9,11 @@
 namespace antiphon::cpu {
 namespace {
 
-// Query rows of an item: a block is packed once for all of them, which then costs 3 % at 96 rows of 64.
-constexpr std::ptrdiff_t kItemRows = 96;
 constexpr std::ptrdiff_t kFewestItemRows = 12;
 
 // Most tokens of an item of about `rows` query rows, so that its rows fill whole tiles.
-std::ptrdiff_t tokens_of(std::ptrdiff_t rows, std::ptrdiff_t num_groups) {
-  const std::ptrdiff_t step = kAttentionTileRows / std::gcd(kAttentionTileRows, num_groups);
+std::ptrdiff_t tokens_of(std::ptrdiff_t rows, std::ptrdiff_t tile_rows, std::ptrdiff_t num_groups) {
+  const std::ptrdiff_t step = tile_rows / std::gcd(tile_rows, num_groups);
   const std::ptrdiff_t tokens = rows / num_groups;
   return std::max<std::ptrdiff_t>(1, tokens < step ? tokens : tokens / step * step);
 }
@@ -41,7 +39,7 @@ bool shares_pages(const AttentionMember& a, const AttentionMember& b) {
 AttentionPlan::AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t table_pages,
                              const std::int64_t* row_starts, const std::int64_t* context_tokens,
                              std::ptrdiff_t num_rows, std::ptrdiff_t num_pages, std::ptrdiff_t num_groups,
-                             std::ptrdiff_t num_kv_heads, int num_threads)
+                             std::ptrdiff_t num_kv_heads, int num_threads, AttentionCut form_cut)
     : num_groups_(num_groups), num_kv_heads_(num_kv_heads), num_tokens_(row_starts[num_rows]) {
   if (row_starts[0] != 0) throw std::invalid_argument("the attention plan's rows do not start at token 0");
   std::vector<AttentionMember> rows;
@@ -60,19 +58,19 @@ AttentionPlan::AttentionPlan(const std::int32_t* block_tables, std::ptrdiff_t ta
       if (page < 0 || page >= num_pages) refuse(row, "has a page that is not in the pool");
     }
   }
-  std::ptrdiff_t item_rows = kItemRows;
-  cut(rows, tokens_of(item_rows, num_groups));
+  std::ptrdiff_t item_rows = form_cut.item_rows;
+  cut_rows(rows, tokens_of(item_rows, form_cut.tile_rows, num_groups));
   // Rather a page packed twice than a thread that waits.
   while (item_rows > kFewestItemRows && static_cast<std::ptrdiff_t>(items_.size()) * num_kv_heads < num_threads) {
     item_rows /= 2;
-    cut(rows, tokens_of(item_rows, num_groups));
+    cut_rows(rows, tokens_of(item_rows, form_cut.tile_rows, num_groups));
   }
   std::stable_sort(items_.begin(), items_.end(), [](const AttentionItem& a, const AttentionItem& b) {
     return a.num_tokens * a.num_blocks > b.num_tokens * b.num_blocks;  // the long ones first: no straggler at the end
   });
 }
 
-void AttentionPlan::cut(const std::vector<AttentionMember>& rows, std::ptrdiff_t most_tokens) {
+void AttentionPlan::cut_rows(const std::vector<AttentionMember>& rows, std::ptrdiff_t most_tokens) {
   members_.clear();
   items_.clear();
   for (const AttentionMember& row : rows) {

@@ -27,7 +27,7 @@ std::string first_line(const std::string& path) {
 
 double share(double quota, double period) { return quota > 0 && period > 0 ? quota / period : kNoLimit; }
 
-// The quota that one group's folder states. Version 2: "max 100000" or "150000 100000"; version 1: two files, -1 is none.
+// The quota that one group's folder states. Version 2: "max 100000" or "150000 100000"; version 1: two files, -1: none.
 double folder_quota(const std::string& folder) {
   double quota = -1, period = 0;
   if (std::istringstream(first_line(folder + "/cpu.max")) >> quota >> period) return share(quota, period);

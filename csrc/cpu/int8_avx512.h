@@ -18,7 +18,16 @@ struct RowScale {
   float inverse;  // to multiply x with; 0 stores zeros
 };
 
-// As integers, absolute values are ordered as they are, infinities and NaN above all finite ones.
+// From the bits of a row's largest absolute value; those of an infinity or a NaN are above all finite ones'.
+inline RowScale scale_of(std::uint32_t absmax_bits, std::int32_t levels) {
+  if (absmax_bits >= 0x7f800000u) return {NAN, 0.0f};
+  float absmax;
+  std::memcpy(&absmax, &absmax_bits, sizeof(absmax));
+  if (absmax < kSmallestAbsmax) return {0.0f, 0.0f};
+  return {absmax / static_cast<float>(levels), static_cast<float>(levels) / absmax};
+}
+
+// As integers, absolute values are ordered as they are.
 ANTIPHON_AVX512 inline RowScale row_scale(const float* x, std::ptrdiff_t num_k, std::int32_t levels) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i largest[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
@@ -29,12 +38,7 @@ ANTIPHON_AVX512 inline RowScale row_scale(const float* x, std::ptrdiff_t num_k, 
       largest[half] = _mm512_max_epu32(largest[half], _mm512_and_si512(bits, magnitude));
     }
   }
-  const std::uint32_t bits = _mm512_reduce_max_epu32(_mm512_max_epu32(largest[0], largest[1]));
-  if (bits >= 0x7f800000u) return {NAN, 0.0f};
-  float absmax;
-  std::memcpy(&absmax, &bits, sizeof(absmax));
-  if (absmax < kSmallestAbsmax) return {0.0f, 0.0f};
-  return {absmax / static_cast<float>(levels), static_cast<float>(levels) / absmax};
+  return scale_of(_mm512_reduce_max_epu32(_mm512_max_epu32(largest[0], largest[1])), levels);
 }
 
 // Up to 16 values, those outside `lanes` being zeros. A row that is not finite has `inverse` 0, and must not be read.
@@ -42,21 +46,20 @@ ANTIPHON_AVX512 ANTIPHON_INLINE __m512i quantize(const float* x, __mmask16 lanes
   return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x), _mm512_set1_ps(inverse)));
 }
 
-// Where 16 columns of a row of y get what is added to them.
+// Where 16 columns of a row of y get their scales and what is added to them.
 struct Int8Columns {
   const float* w_scales;
   const float* bias;      // or null
   const float* residual;  // or null
-  float* y;
 };
 
-ANTIPHON_AVX512 ANTIPHON_INLINE void write_int8_sums(__m512i sums, float x_scale, const Int8Columns& at,
-                                                     __mmask16 lanes) {
+ANTIPHON_AVX512 ANTIPHON_INLINE __m512 scaled_int8_sums(__m512i sums, float x_scale, const Int8Columns& at,
+                                                        __mmask16 lanes) {
   const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(x_scale), _mm512_maskz_loadu_ps(lanes, at.w_scales));
   __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale);
   if (at.bias != nullptr) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(lanes, at.bias));
   if (at.residual != nullptr) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(lanes, at.residual));
-  _mm512_mask_storeu_ps(at.y, lanes, value);
+  return value;
 }
 
 }  // namespace antiphon::cpu

@@ -115,7 +115,7 @@ inline Int8Weight columns_of(const Int8Form& form, const Int8Weight& weight, std
 
 // Quantises rows [first_row, first_row + num_rows) of the weight, given as float32 with that many rows, and packs them
 // into `panels` and `scales`, which are the whole weight's; first_row is a multiple of panel_columns, num_rows too
-// unless these rows are the last. Returns the largest sum of absolute values of a row, or -1 where a value is not finite.
+// unless these rows are the last. Returns the largest sum of absolute values of a row, or -1 where one is not finite.
 std::int32_t pack_int8_rows(const Int8Form& form, const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
                             std::ptrdiff_t num_k, void* panels, float* scales);
 

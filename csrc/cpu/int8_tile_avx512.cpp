@@ -1,6 +1,6 @@
-// The AVX-512 int8 form: vpdpbusd, four k at a time, on the activations of 127 levels that the AMX form has too, so that
-// both give the same bits. The instruction takes unsigned activations: they are stored with 128 added, and 128 times the
-// sum of a column's weights is taken off its sums at the end (all modulo 2^32, so an intermediate sum may wrap).
+// The AVX-512 int8 form: vpdpbusd, four k at a time, on the activations of 127 levels that the AMX form has too, so
+// that both give the same bits. The instruction takes unsigned activations: they are stored with 128 added, and 128
+// times the sum of a column's weights is taken off its sums at the end (all modulo 2^32, so a sum may wrap between).
 //
 //   panel      [K / 4][32 columns][4] int8, then 128 x the sums of the 32 columns, int32
 //   row block  [K / 4][rows][4] uint8, 1 to 12 rows
@@ -69,8 +69,9 @@ ANTIPHON_AVX512 ANTIPHON_INLINE void finish(const Int8Tile& tile, const __m512i 
     for (int row = 0; row < kTileRows; ++row) {
       const std::ptrdiff_t place = row * tile.y_row_stride + column;
       const Int8Columns at{tile.w_scales + column, tile.bias == nullptr ? nullptr : tile.bias + column,
-                           tile.residual == nullptr ? nullptr : tile.residual + place, tile.y + place};
-      write_int8_sums(_mm512_sub_epi32(sums[row][half], offsets), tile.x_scales[row], at, lanes);
+                           tile.residual == nullptr ? nullptr : tile.residual + place};
+      const __m512i exact = _mm512_sub_epi32(sums[row][half], offsets);
+      _mm512_mask_storeu_ps(tile.y + place, lanes, scaled_int8_sums(exact, tile.x_scales[row], at, lanes));
     }
   }
 }

@@ -125,8 +125,9 @@ struct PackedChunk {
   }
 };
 
-// One task of many rows: rows that fit the second-level cache x some panels. Loops, outermost first: blocks of k, panels
-// (their block in the first-level cache), row blocks. Chunk rows [begin_row, end_row) x panels [begin_panel, end_panel).
+// One task of many rows: rows that fit the second-level cache x some panels. Loops, outermost first: blocks of k,
+// panels (their block in the first-level cache), row blocks. Chunk rows [begin_row, end_row) x panels [begin_panel,
+// end_panel).
 struct TaskRange {
   std::ptrdiff_t begin_row, end_row, begin_panel, end_panel;
 };

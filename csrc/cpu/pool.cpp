@@ -91,7 +91,7 @@ class DefaultFloats {
 #endif
 };
 
-// Runs tasks as `thread` until none is left. A task that throws ends the process: others still run on the caller's frame.
+// Runs tasks as `thread` until none is left. A task that throws ends the process: others still use the caller's frame.
 void take_tasks(const Job& job, std::atomic<std::ptrdiff_t>& next_task, int thread) noexcept {
   [[maybe_unused]] const DefaultFloats floats;
   t_thread = thread;

@@ -29,8 +29,8 @@ void run_tasks(std::ptrdiff_t num_tasks, TaskFunction function, void* context);
 // task(index, thread) for every index in [0, num_tasks); thread is in [0, num_threads()), and two tasks of a call that
 // run at once never have the same. Two calls that run in place (one task, or one thread) may run at once, both as
 // thread 0: scratch memory is a thread_local Workspace, never an array over `thread` that outlives the call.
-// Returns when all have ended; what they wrote is then visible to the caller. A task that throws, out of memory included, ends the
-// process.
+// Returns when all have ended; what they wrote is then visible to the caller. A task that throws, out of memory
+// included, ends the process.
 template <typename Task>
 void parallel_for(std::ptrdiff_t num_tasks, Task&& task) {
   using Plain = std::remove_reference_t<Task>;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/bfloat16.h"
+#include "cpu/cpu_features.h"
 #include "cpu/pool.h"
 #include "cpu/workspace.h"
 
@@ -25,63 +26,36 @@ float float_of(std::uint32_t bits) {
   return value;
 }
 
-void rotate(const float* x, const float* cos, const float* sin, std::ptrdiff_t half, float* __restrict y) {
-  for (std::ptrdiff_t i = 0; i < half; ++i) {
-    y[i] = x[i] * cos[i] - x[i + half] * sin[i];
-    y[i + half] = x[i + half] * cos[i] + x[i] * sin[i];
-  }
-}
+namespace portable {
+#include "cpu/rotary_loops.h"
+}  // namespace portable
 
-void store(const float* __restrict x, std::ptrdiff_t size, float* __restrict to, float*) { std::copy_n(x, size, to); }
-
-void store(const float* __restrict x, std::ptrdiff_t size, std::uint16_t* __restrict to, float*) {
-  for (std::ptrdiff_t i = 0; i < size; ++i) to[i] = round_to_bfloat16(x[i]);
-}
-
-void store(const float* __restrict x, std::ptrdiff_t size, std::int8_t* __restrict to, float* scale) {
-  std::int32_t most = 0;  // as integers, absolute values are in order, and NaN is above all
-  for (std::ptrdiff_t i = 0; i < size; ++i) {
-    most = std::max(most, static_cast<std::int32_t>(bits_of(x[i]) & 0x7fffffffu));
-  }
-  const float absmax = float_of(static_cast<std::uint32_t>(most));
-  const bool vanishes = absmax < 1e-35f;
-  const float inverse = vanishes ? 0.0f : 127.0f / absmax;
-  *scale = vanishes ? 0.0f : absmax / 127.0f;
-  for (std::ptrdiff_t i = 0; i < size; ++i) {
-    // Adding 1.5 * 2^23 rounds to an integer, to nearest even, which the low byte then holds.
-    to[i] = static_cast<std::int8_t>(bits_of(x[i] * inverse + 0x1.8p23f) & 0xffu);
-  }
-}
-
-float* scale_at(float* scales, std::ptrdiff_t slot) { return scales != nullptr ? scales + slot : nullptr; }
+#if defined(__x86_64__)
+namespace avx2 {
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#include "cpu/rotary_loops.h"
+#pragma GCC pop_options
+}  // namespace avx2
+#endif
 
 template <typename T>
 void rotate_tokens(const RotaryInput& input, const KvLayer& layer, std::ptrdiff_t first, std::ptrdiff_t end,
                    float* q_out) {
-  const std::ptrdiff_t head_dim = layer.head_dim;
-  const std::ptrdiff_t half = head_dim / 2;
   thread_local Workspace workspace;
-  float* rotated = workspace.at_least<float>(head_dim);
-  for (std::ptrdiff_t token = first; token < end; ++token) {
-    const float* cos = input.cos + token * half;
-    const float* sin = input.sin + token * half;
-    for (std::ptrdiff_t head = 0; head < input.num_heads; ++head) {
-      rotate(input.q + token * input.q_token_stride + head * head_dim, cos, sin, half,
-             q_out + (token * input.num_heads + head) * head_dim);
-    }
-    for (std::ptrdiff_t head = 0; head < layer.num_kv_heads; ++head) {
-      const std::ptrdiff_t slot = head * layer.num_slots + input.slots[token];
-      rotate(input.k + token * input.k_token_stride + head * head_dim, cos, sin, half, rotated);
-      store(rotated, head_dim, static_cast<T*>(layer.k) + slot * head_dim, scale_at(layer.k_scale, slot));
-      store(input.v + token * input.v_token_stride + head * head_dim, head_dim,
-            static_cast<T*>(layer.v) + slot * head_dim, scale_at(layer.v_scale, slot));
-    }
-  }
+  float* rotated = workspace.at_least<float>(layer.head_dim);  // one head
+#if defined(__x86_64__)
+  if (cpu_features().avx2) return avx2::rotate_tokens<T>(input, layer, first, end, rotated, q_out);
+#endif
+  portable::rotate_tokens<T>(input, layer, first, end, rotated, q_out);
 }
 
 }  // namespace
 
-void rotary_and_store(const RotaryInput& input, const KvLayer& layer, float* q_out) {
+bool rotary_and_store(const RotaryInput& input, const KvLayer& layer, float* q_out) {
+  for (std::ptrdiff_t token = 0; token < input.num_tokens; ++token) {
+    if (input.slots[token] < 0 || input.slots[token] >= layer.num_slots) return false;
+  }
   const std::ptrdiff_t num_tasks = (input.num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   parallel_for(num_tasks, [&](std::ptrdiff_t task, int) {
     const std::ptrdiff_t first = task * kTokensPerTask;
@@ -92,6 +66,7 @@ void rotary_and_store(const RotaryInput& input, const KvLayer& layer, float* q_o
       case KvStorage::kInt8: return rotate_tokens<std::int8_t>(input, layer, first, end, q_out);
     }
   });
+  return true;
 }
 
 }  // namespace antiphon::cpu

@@ -25,7 +25,7 @@ struct RotaryInput {
   std::ptrdiff_t num_heads;
 };
 
-// q_out [tokens, heads, head_dim], contiguous.
-void rotary_and_store(const RotaryInput& input, const KvLayer& layer, float* q_out);
+// q_out [tokens, heads, head_dim], contiguous. False, with nothing done, where a slot is not in the layer.
+bool rotary_and_store(const RotaryInput& input, const KvLayer& layer, float* q_out);
 
 }  // namespace antiphon::cpu

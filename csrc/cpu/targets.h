@@ -1,5 +1,5 @@
-// Which functions may use which instructions. A build that emulates them (tests/csrc/wide) defines ANTIPHON_EMULATED, so
-// that the compiler itself cannot choose an instruction that the testing machine lacks; and it leaves loops as they
+// Which functions may use which instructions. A build that emulates them (tests/csrc/wide) defines ANTIPHON_EMULATED,
+// so that the compiler itself cannot choose an instruction that the testing machine lacks; and it leaves loops as they
 // stand, for a quicker build.
 #pragma once
 

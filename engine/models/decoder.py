@@ -12,7 +12,7 @@ from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import ModelError
 from antiphon.engine.models.layers import DecoderLayer, RotaryTable, StepInputs
 from antiphon.engine.models.weights import WeightReader
-from antiphon.kernels.ops import KernelSet, PackedLinear
+from antiphon.kernels.ops import KernelSet, PackedBlock, PackedLinear
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -61,13 +61,13 @@ class Decoder:
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights as held."""
-        linears = [self.head]
+        packed: list[PackedLinear | PackedBlock] = [self.head]
         norms = [self.norm]
         for layer in self.layers:
-            linears += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
-            norms += [layer.input_norm, layer.post_norm]
-            norms += [norm for norm in (layer.attention.q_norm, layer.attention.k_norm) if norm is not None]
-        return self.embedding.nbytes + sum(part.num_bytes for part in linears) + sum(norm.nbytes for norm in norms)
+            attention = layer.attention
+            packed += [attention.qkv, attention.out, layer.mlp]
+            norms += [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
+        return self.embedding.nbytes + sum(part.num_bytes for part in packed) + sum(norm.nbytes for norm in norms)
 
     def forward(self, token_ids: Tensor, step: StepInputs) -> Tensor:
         """`token_ids [tokens]` → last hidden states after the norm, `[tokens, hidden]`; fills the step's pages."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.config import ModelConfig
+from antiphon.engine.models.blocks import pack_gated_mlp, pack_normed_linear
 from antiphon.engine.models.weights import WeightReader
 from antiphon.engine.pages import KVCache
 from antiphon.kernels.attention_plan import AttentionPlan
-from antiphon.kernels.ops import KernelSet, PackedLinear
+from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,18 @@ class RotaryTable:
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention with fused q, k, v projection; with q and k norms where the family has them."""
+    """Grouped-query attention behind its norm, with fused q, k, v projection; with q and k norms where the family has
+    them. Added to its input."""
 
     config: ModelConfig
     kernels: KernelSet
-    qkv: PackedLinear
+    qkv: PackedBlock
     out: PackedLinear
     q_norm: Tensor | None
     k_norm: Tensor | None
 
     @staticmethod
-    def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, name: str) -> Attention:
+    def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, name: str, norm: Norm) -> Attention:
         """Takes the tensors under `name` (`model.layers.N.self_attn`)."""
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         sizes = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
@@ -65,79 +67,48 @@ class Attention:
         return Attention(
             config,
             kernels,
-            kernels.linear(weight, bias),
+            pack_normed_linear(kernels, norm, weight, bias),
             kernels.linear(weights.take(f"{name}.o_proj.weight", config.hidden_size, q_size), out_bias),
             weights.take(f"{name}.q_norm.weight", config.head_dim) if config.qk_norm else None,
             weights.take(f"{name}.k_norm.weight", config.head_dim) if config.qk_norm else None,
         )
 
-    def __call__(self, x: Tensor, step: StepInputs, layer: int, residual: Tensor) -> Tensor:
-        """`x [tokens, hidden]` → `residual` plus its attention, `[tokens, hidden]`; stores this layer's keys and
-        values."""
+    def __call__(self, x: Tensor, step: StepInputs, layer: int) -> Tensor:
+        """`x [tokens, hidden]` → x plus its attention, `[tokens, hidden]`; stores this layer's keys and values."""
         config, kernels = self.config, self.kernels
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        q, k, v = (
-            part.view(-1, heads, config.head_dim)
-            for part, heads in zip(
-                torch.split(self.qkv(x), [q_size, kv_size, kv_size], dim=-1),
-                (config.num_heads, config.num_kv_heads, config.num_kv_heads),
-                strict=True,
-            )
-        )
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        qkv = self.qkv(x).view(x.shape[0], heads + 2 * kv_heads, config.head_dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
             q = kernels.rms_norm(q, self.q_norm, config.rms_norm_eps)
             k = kernels.rms_norm(k, self.k_norm, config.rms_norm_eps)
         cache = step.cache.layer(layer)
         q = kernels.rotary_and_store(q, k, v, step.cos, step.sin, cache, step.slots)
-        return self.out(kernels.paged_attention(q, cache, step.plan), residual)
-
-
-@dataclass(frozen=True)
-class GatedMlp:
-    """SiLU-gated MLP with fused gate and up projection."""
-
-    kernels: KernelSet
-    gate_up: PackedLinear
-    down: PackedLinear
-
-    @staticmethod
-    def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, name: str) -> GatedMlp:
-        """Takes the tensors under `name` (`model.layers.N.mlp`)."""
-        hidden, size = config.hidden_size, config.intermediate_size
-        gate_up = torch.cat([weights.take(f"{name}.{part}.weight", size, hidden) for part in ("gate_proj", "up_proj")])
-        down = weights.take(f"{name}.down_proj.weight", hidden, size)
-        return GatedMlp(kernels, kernels.linear(gate_up, None), kernels.linear(down, None))
-
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`x [tokens, hidden]` → `residual` plus its MLP, `[tokens, hidden]`."""
-        return self.down(self.kernels.silu_and_mul(self.gate_up(x)), residual)
+        return self.out(kernels.paged_attention(q, cache, step.plan), x)
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Attention and MLP, each behind a norm and added to the residual."""
+    """Attention and gated MLP, each behind a norm and added to its input."""
 
-    kernels: KernelSet
-    eps: float
-    input_norm: Tensor
     attention: Attention
-    post_norm: Tensor
-    mlp: GatedMlp
+    mlp: PackedBlock
 
     @staticmethod
     def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, layer: int) -> DecoderLayer:
         """Takes the tensors of `model.layers.{layer}`."""
-        name = f"model.layers.{layer}"
+        name, hidden, size = f"model.layers.{layer}", config.hidden_size, config.intermediate_size
+
+        def norm(of: str) -> Norm:
+            return Norm(weights.take(f"{name}.{of}_layernorm.weight", hidden), config.rms_norm_eps)
+
+        gate, up = (weights.take(f"{name}.mlp.{part}_proj.weight", size, hidden) for part in ("gate", "up"))
+        down = weights.take(f"{name}.mlp.down_proj.weight", hidden, size)
         return DecoderLayer(
-            kernels,
-            config.rms_norm_eps,
-            weights.take(f"{name}.input_layernorm.weight", config.hidden_size),
-            Attention.load(config, kernels, weights, f"{name}.self_attn"),
-            weights.take(f"{name}.post_attention_layernorm.weight", config.hidden_size),
-            GatedMlp.load(config, kernels, weights, f"{name}.mlp"),
+            Attention.load(config, kernels, weights, f"{name}.self_attn", norm("input")),
+            pack_gated_mlp(kernels, norm("post_attention"), gate, up, down),
         )
 
     def __call__(self, x: Tensor, step: StepInputs, layer: int) -> Tensor:
         """`x [tokens, hidden]` → `[tokens, hidden]`."""
-        x = self.attention(self.kernels.rms_norm(x, self.input_norm, self.eps), step, layer, residual=x)
-        return self.mlp(self.kernels.rms_norm(x, self.post_norm, self.eps), residual=x)
+        return self.mlp(self.attention(x, step, layer))

@@ -11,12 +11,14 @@ from pathlib import Path
 import psutil
 import torch
 
+from antiphon.kernels import native
 from antiphon.kernels.torch_cpu import bf16_is_fast
 
 _CPUINFO = Path("/proc/cpuinfo")
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 _MATRIX_ROWS, _MATRIX_SIZE = 1024, 2048
 _READ_BYTES = 512 * 2**20
+_TILE_ROUNDS = 200_000
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,14 @@ def parse_cpuinfo(text: str) -> tuple[str | None, frozenset[str]]:
 
 
 def measure_rates(weights: torch.dtype) -> MachineRates:
-    """Measure both rates with torch's present number of threads; takes some seconds and about 1 GiB.
+    """Measure both rates with torch's and the native kernels' present number of threads; takes some seconds and about
+    1 GiB.
 
-    The matrix rate is the best that products have in float32 or, where `weights` are narrower, in bfloat16 or int8:
-    a kernel may multiply in what the weights are kept in, or widen them.
+    The matrix rate is the best that products have in float32 or, where `weights` are narrower, in bfloat16 or int8 (a
+    kernel may multiply in what the weights are kept in, or widen them); with AMX, that of its tiles in registers.
     """
+    if native.available() is None and native.isa() == "amx" and weights != torch.float32:
+        return MachineRates(measure_tile_rate(weights), measure_bandwidth())
     narrower = {torch.float32: (), torch.bfloat16: (torch.bfloat16,), torch.int8: (torch.bfloat16, torch.int8)}
     dtypes = [torch.float32, *(dtype for dtype in narrower[weights] if dtype == torch.int8 or bf16_is_fast())]
     return MachineRates(max(measure_matrix_rate(dtype) for dtype in dtypes), measure_bandwidth())
@@ -87,17 +92,33 @@ def measure_matrix_rate(dtype: torch.dtype, size: int = _MATRIX_SIZE) -> float:
         return 2.0 * _MATRIX_ROWS * size * size / seconds
 
 
+def measure_tile_rate(dtype: torch.dtype) -> float:
+    """Operations/s of AMX tiles multiplied in registers (bfloat16 or int8), by all native threads. Needs AMX."""
+    module, int8 = native.extension(), dtype == torch.int8
+    operations = module.multiply_tiles(int8, _TILE_ROUNDS)
+    return float(operations / _best_seconds(lambda: module.multiply_tiles(int8, _TILE_ROUNDS)))
+
+
 def measure_bandwidth(num_bytes: int = _READ_BYTES) -> float:
-    """Bytes/s of the best of a reading sum, a matrix-vector product and a copy (read and written, so twice)."""
+    """Bytes/s of the best of a reading sum, a matrix-vector product and a copy (read and written, so twice); with the
+    native kernels, of reading by their threads too."""
     with torch.inference_mode():
         source = torch.ones(max(1, num_bytes // (4 * 8192)), 8192)
         vector, target = torch.ones(8192), torch.empty_like(source)
         source_bytes = source.numel() * source.element_size()
         return max(
+            source_bytes / _best_seconds(lambda: _read_natively(source)),
             source_bytes / _best_seconds(source.sum),
             source_bytes / _best_seconds(lambda: source @ vector),
             2 * source_bytes / _best_seconds(lambda: target.copy_(source)),
         )
+
+
+def _read_natively(source: torch.Tensor) -> None:
+    if native.available() is None:
+        native.extension().read_memory(source.data_ptr(), source.nbytes)
+    else:
+        source.sum()
 
 
 def _best_seconds(run: Callable[[], object], budget_seconds: float = 0.4) -> float:

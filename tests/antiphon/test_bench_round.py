@@ -17,8 +17,10 @@ from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
 from antiphon.engine.model_source import resolve_model
 from antiphon.kernels import native
+from antiphon.kernels.ops import KernelContext
+from antiphon.kernels.registry import choose_kernels
 from antiphon.machine import MachineRates
-from antiphon.precision import Precision
+from antiphon.precision import Precision, choose_precision
 
 _FLOAT32 = Precision(torch.float32, torch.float32, torch.float32)
 _CONFIG = ModelConfig(
@@ -71,6 +73,15 @@ def test_the_precision_that_was_asked_for_is_the_one_that_runs(
         assert found.dtype == "float32, weights and KV in int8"
 
 
+def runs_fused() -> bool:
+    """Whether the precision of this machine's choice has a norm and what follows it in one kernel."""
+    chosen = choose_precision("auto", "none", "auto")
+    context = KernelContext("cpu", chosen.activations, chosen.weights, chosen.kv, head_dim=16)
+    kernels = choose_kernels(context)
+    assert (kernels.normed_linear is None) == (kernels.gated_mlp is None)
+    return kernels.gated_mlp is not None
+
+
 def test_a_profile_says_what_each_operation_took(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "measure_rates", lambda dtype: MachineRates(1e12, 1e10))
     result = asyncio.run(bench_round(replace(_OPTIONS, model=str(tiny_model), profile=True)))
@@ -79,7 +90,10 @@ def test_a_profile_says_what_each_operation_took(tiny_model: Path, monkeypatch: 
         (result.profile.read, result.profile.read_seconds),
         (result.profile.rounds, result.profile.rounds_seconds),
     ):
-        assert {"rms_norm", "rotary_and_store", "paged_attention", "silu_and_mul"} < set(times)
+        assert {"rms_norm", "rotary_and_store", "paged_attention"} < set(times)
+        for fused in ("gated_mlp ", "normed_linear "):
+            assert any(operation.startswith(fused) for operation in times) == runs_fused()
+        assert ("silu_and_mul" in times) != runs_fused()
         assert any(operation.startswith("linear ") for operation in times)
         assert 0 < sum(time.seconds for time in times.values()) < seconds
     assert result.profile.rounds["rms_norm"].num_calls > result.profile.read["rms_norm"].num_calls

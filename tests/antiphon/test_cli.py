@@ -26,6 +26,7 @@ from antiphon.cli.progress import show_progress
 from antiphon.engine.errors import AntiphonError, InputError
 from antiphon.events import ReadProgress, RoundStarted
 from antiphon.kernels import native
+from antiphon.kernels.registry import COMPOSED
 from antiphon.methods.options import ParSerOptions
 from antiphon.results import Answer, Evidence, RoundRecord, Seconds, Usage
 
@@ -250,6 +251,21 @@ def test_doctor_says_who_serves_each_operation(capsys: pytest.CaptureFixture[str
     pieces = ("processor", "torch", "paged_attention", "rms_norm", "qwen2.5-coder-0.5b", "memory", "native uses")
     for piece in (*pieces, f"{native.isa()} (ANTIPHON_CPU_ISA can ask for"):
         assert piece in out, piece
+
+
+@pytest.mark.parametrize("isa", native.supported_isas() if native.available() is None else ())
+def test_doctor_says_who_serves_what_follows_a_norm_or_what_it_is_composed_of(
+    isa: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for operation, composed in COMPOSED.items():
+        found = [" ".join(line.split()[1:]) for line in lines if line.split()[:1] == [operation]]
+        # float32; bfloat16 weights; int8 weights over two caches; bfloat16 throughout
+        fused = [f"{name} (then {composed})" for name in ("native", "native_int8", "native_int8")]
+        assert found == [composed, *(fused if isa == "amx" else [composed] * 3), composed]
+    assert (f"is for AMX tiles; {isa} runs one operation after the other" in "\n".join(lines)) == (isa != "amx")
 
 
 def test_doctor_refuses_an_instruction_set_that_is_not_there(

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from antiphon.engine.errors import InputError
-from antiphon.machine import detect_machine, measure_bandwidth, measure_matrix_rate, parse_cpuinfo
+from antiphon.kernels import native
+from antiphon.machine import detect_machine, measure_bandwidth, measure_matrix_rate, measure_tile_rate, parse_cpuinfo
 from antiphon.memory_size import format_memory_size, parse_memory_size
 
 _CPUINFO = """\
@@ -48,6 +49,28 @@ def test_the_matrix_rate_is_that_of_a_product_done_here() -> None:
 
 def test_int8_products_are_measured_where_torch_has_them() -> None:
     assert 0 <= measure_matrix_rate(torch.int8, size=256) < 1e15
+
+
+@pytest.mark.amx
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_the_tile_rate_is_one_that_tiles_can_have(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 x 16 sums over 32 of k (bfloat16) or 64 (int8) take a core 16 cycles: 1,024 or 2,048 operations a cycle. On a
+    machine that others share it is less, but more than 1e10 a second."""
+    monkeypatch.setattr("antiphon.machine._TILE_ROUNDS", 20_000)
+    assert 1e10 < measure_tile_rate(dtype) < 6e9 * (2048 if dtype == torch.int8 else 1024)
+
+
+def test_memory_is_read_by_native_threads_whatever_their_number() -> None:
+    if native.available() is not None:
+        pytest.skip(f"no native kernels here: {native.available()}")
+    data = torch.randint(-(2**31), 2**31, (2**19 + 16,), dtype=torch.int32)  # two pieces, and a line of a third
+    read = {}
+    for threads in (1, 2, 3):
+        native.set_num_threads(threads)
+        read[threads] = native.extension().read_memory(data.data_ptr(), data.nbytes)
+    assert read[1] == read[2] == read[3]
+    data[-16] ^= 1
+    assert native.extension().read_memory(data.data_ptr(), data.nbytes) != read[1]
 
 
 def test_the_bandwidth_is_that_of_memory() -> None:

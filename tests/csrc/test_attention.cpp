@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "cpu/attention.h"
+#include "cpu/cpu_features.h"
 #include "cpu/pool.h"
 #include "operands.h"
 
@@ -85,7 +86,7 @@ Floats run(const AttentionForm& form, const Pool& pool, const std::vector<Row>& 
     contexts.push_back(row.context);
   }
   const AttentionPlan plan(tables.data(), 4, starts.data(), contexts.data(), static_cast<std::ptrdiff_t>(rows.size()),
-                           kNumPages, pool.shape.num_groups, pool.shape.num_kv_heads, num_threads());
+                           kNumPages, pool.shape.num_groups, pool.shape.num_kv_heads, num_threads(), form.cut);
   Floats out = poison(static_cast<std::ptrdiff_t>(q.size()));
   paged_attention(form, plan, pool.layer, q.data(), out.data());
   return out;
@@ -129,19 +130,25 @@ bool alone_as_in_crowd(const AttentionForm& form, const Pool& pool, const Floats
   return good;
 }
 
+void check(const AttentionForm& form, const Pool& pool, const Floats& q, const std::vector<double>& right,
+           double bound) {
+  set_num_threads(3);
+  const Floats out = run(form, pool, kRows, q);
+  CHECK(std::equal(out.begin(), out.end(), right.begin(), [&](float a, double b) { return near(a, b, bound); }));
+  set_num_threads(1);
+  CHECK(alone_as_in_crowd(form, pool, q, out));
+}
+
 TEST(attention_is_right_and_has_the_same_bits_alone_and_in_a_crowd) {
   for (const Shape& shape : kShapes) {
     const Floats q = values(80 * shape.token_size(), 3);
     for (KvStorage storage : kKvStorages) {
       const Pool pool(shape, storage);
       const std::vector<double> right = expected(pool, q);
-      for (const AttentionForm* form : FORMS(kPortableAttention, kAvx2Attention)) {
-        set_num_threads(3);
-        const Floats out = run(*form, pool, kRows, q);
-        CHECK(std::equal(out.begin(), out.end(), right.begin(), [](float a, double b) { return near(a, b, 1e-5); }));
-        set_num_threads(1);
-        CHECK(alone_as_in_crowd(*form, pool, q, out));
-      }
+      for (const AttentionForm* form : FORMS(kPortableAttention, kAvx2Attention)) check(*form, pool, q, right, 1e-5);
+#if defined(__x86_64__)
+      if (cpu_features().amx && storage != KvStorage::kFloat32) check(kAmxAttention, pool, q, right, 0.03);
+#endif
     }
   }
 }

@@ -1,7 +1,10 @@
-// Rotary embedding and store against float64, for every storage; nothing but the given slots is written.
+// Rotary embedding and store against float64, for every storage; nothing but the given slots is written; and the loops
+// have the same bits as the compiler vectorises them and as they stand.
 #include <algorithm>
 
 #include "check.h"
+#include "cpu/bfloat16.h"
+#include "cpu/cpu_features.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
 #include "operands.h"
@@ -18,6 +21,68 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {{1, 1, 1, 2}, {37, 3, 1, 6}, {17, 4, 2, 40}, {33, 7, 1, 64}};
+
+std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+float float_of(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// The kernel's own loops, once more in each form: this file is built without vectorisation, but for the second.
+namespace plain {
+#include "cpu/rotary_loops.h"
+}  // namespace plain
+
+#if defined(__x86_64__)
+namespace vectors {
+#pragma GCC push_options
+#pragma GCC optimize("O3")
+#pragma GCC target("avx2")
+#include "cpu/rotary_loops.h"
+#pragma GCC pop_options
+}  // namespace vectors
+#endif
+
+// A form of the kernel: all tokens of the input.
+using Form = void (*)(const RotaryInput& input, const KvLayer& layer, float* q_out);
+
+// `run` gets a value of the storage's type.
+template <typename Run>
+void with_element(KvStorage storage, const Run& run) {
+  switch (storage) {
+    case KvStorage::kFloat32: return run(float{});
+    case KvStorage::kBfloat16: return run(std::uint16_t{});
+    case KvStorage::kInt8: return run(std::int8_t{});
+  }
+}
+
+void chosen_form(const RotaryInput& input, const KvLayer& layer, float* q_out) {
+  CHECK(rotary_and_store(input, layer, q_out));
+}
+
+void plain_form(const RotaryInput& input, const KvLayer& layer, float* q_out) {
+  Floats rotated(static_cast<std::size_t>(layer.head_dim));
+  with_element(layer.storage, [&](auto element) {
+    plain::rotate_tokens<decltype(element)>(input, layer, 0, input.num_tokens, rotated.data(), q_out);
+  });
+}
+
+void vector_form(const RotaryInput& input, const KvLayer& layer, float* q_out) {
+#if defined(__x86_64__)
+  Floats rotated(static_cast<std::size_t>(layer.head_dim));
+  with_element(layer.storage, [&](auto element) {
+    vectors::rotate_tokens<decltype(element)>(input, layer, 0, input.num_tokens, rotated.data(), q_out);
+  });
+#else
+  plain_form(input, layer, q_out);
+#endif
+}
 
 // Each token's q, k and v side by side with a gap before the next token's; its slot is 2 * (its mirror image) + 1.
 struct Input {
@@ -56,7 +121,7 @@ struct Input {
 
 // q and a pool of 2 slots a token, all bits set to begin with, so that what is not written is NaN.
 struct Output {
-  Output(const Input& input, KvStorage of, std::ptrdiff_t first, std::ptrdiff_t count)
+  Output(const Input& input, KvStorage of, std::ptrdiff_t first, std::ptrdiff_t count, Form form = chosen_form)
       : shape(input.shape),
         storage(of),
         num_slots(2 * shape.num_tokens),
@@ -68,7 +133,7 @@ struct Output {
     const bool scaled = of == KvStorage::kInt8;
     const KvLayer layer{k.data(), v.data(), scaled ? k_scale.data() : nullptr, scaled ? v_scale.data() : nullptr,
                         of, shape.num_kv_heads, num_slots, shape.head_dim};
-    rotary_and_store(input.tokens(first, count), layer, q.data());
+    form(input.tokens(first, count), layer, q.data());
   }
 
   // Whether element i of a slot is as near to an exact value as its storage allows.
@@ -132,6 +197,47 @@ TEST(rotary_and_store_is_right_and_has_the_same_bits_alone_and_in_a_crowd) {
       const char* slot = alone.k.data() + input.slots[static_cast<std::size_t>(token)] * bytes;
       CHECK(std::memcmp(slot, crowd.k.data() + (slot - alone.k.data()), static_cast<std::size_t>(bytes)) == 0);
     }
+  }
+}
+
+bool same(const Output& a, const Output& b) {
+  return same_bits(a.q, b.q) && same_bits(a.k, b.k) && same_bits(a.v, b.v) && same_bits(a.k_scale, b.k_scale) &&
+         same_bits(a.v_scale, b.v_scale);
+}
+
+// One special value in k and v of most tokens: of two NaN in a product, which one stays is the compiler's choice.
+void make_special(Input& input) {
+  const float kinds[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -0.0f, 1e-40f,
+                         1.00390625f, 3e38f};  // halfway between two bfloat16; beyond the largest bfloat16
+  const Shape& shape = input.shape;
+  for (std::ptrdiff_t token = 0; token < shape.num_tokens; ++token) {
+    float* k = input.qkv.data() + token * input.stride + shape.q_size();
+    float* v = k + shape.kv_size();
+    if (token % 8 < 6) k[token % shape.head_dim] = v[token % shape.head_dim] = kinds[token % 8];
+    const float scale = token % 8 == 6 ? 1e-36f : 1.0f;  // vanishes in int8
+    for (std::ptrdiff_t i = 0; i < shape.kv_size(); ++i) {
+      k[i] *= scale;
+      v[i] *= scale;
+    }
+  }
+}
+
+TEST(rotary_and_store_has_the_same_bits_in_vectors_and_one_by_one) {
+  for (const Shape& shape : kShapes) {
+    Input input(shape);
+    for (const bool special : {false, true}) {
+      if (special) make_special(input);
+      for (KvStorage storage : kKvStorages) {
+        const Output plain(input, storage, 0, shape.num_tokens, plain_form);
+        CHECK(same(Output(input, storage, 0, shape.num_tokens), plain));
+        if (cpu_features().avx2) CHECK(same(Output(input, storage, 0, shape.num_tokens, vector_form), plain));
+        if (!special) CHECK(is_right(input, plain));
+      }
+    }
+    // Negative control: one bit of one sine shows.
+    const Output before(input, KvStorage::kFloat32, 0, shape.num_tokens, plain_form);
+    input.sin.data()[0] = float_of(bits_of(input.sin.data()[0]) ^ (1u << 20));
+    CHECK(!same(Output(input, KvStorage::kFloat32, 0, shape.num_tokens, plain_form), before));
   }
 }
 

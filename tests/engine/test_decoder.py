@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from antiphon.engine.config import config_from_hf
+from antiphon.engine.models.blocks import ComposedLinear
 from antiphon.engine.models.decoder import Decoder
 from antiphon.kernels import reference
 from antiphon.kernels.ops import KernelContext, PackedLinear
@@ -32,7 +33,9 @@ def test_for_int8_every_matrix_comes_without_loss_and_the_embedding_stays_in_bfl
     head = tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
     assert torch.equal(seen[0], head.to(packed)), "the head is packed from what the file has, not from bfloat16"
     assert torch.equal(decoder.embedding, tensors["model.embed_tokens.weight"].to(torch.bfloat16))
-    vectors = [decoder.norm, decoder.layers[0].input_norm, decoder.layers[0].attention.q_norm]
+    block = decoder.layers[0].attention.qkv
+    assert isinstance(block, ComposedLinear)
+    vectors = [decoder.norm, block.norm.weight, decoder.layers[0].attention.q_norm]
     assert {vector.dtype for vector in vectors if vector is not None} == {torch.float32}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from tiny_models import prompt
 from antiphon.engine.batch import Batch, Phase
 from antiphon.engine.errors import ModelError
 from antiphon.engine.sampling_params import SamplingParams
+from antiphon.kernels import native
+from antiphon.kernels.ops import KernelSet, Norm
 from antiphon.scheduler.row import Row, RowKind
 
 FAMILIES = [("qwen2", False), ("qwen2", True), ("qwen3", False), ("qwen3", True)]
@@ -103,6 +107,49 @@ def test_logits_over_a_narrow_cache_lie_near_those_over_fp32(family: str, kv_dty
     engine = tiny.tiny_engine(model, kv_dtype=kv_dtype)
     moved = torch.stack([last_logits(engine, ids) for ids in prompts]) - exact
     assert 0 < moved.std() <= bound * exact.std()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("weight_dtype", "bound"), [(torch.bfloat16, 0.03), (torch.int8, 0.12)])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_logits_on_narrow_weights_lie_near_those_of_fp32_with_norms_fused_and_composed(
+    family: str, weight_dtype: torch.dtype, bound: float, fused: bool
+) -> None:
+    """Logits have moved by less than `bound` of their own spread. On AMX tiles activations are rounded too, to bf16 or
+    to int8 as the weights are: hence the bounds. A gate taken for an up, or a norm twice as large, goes far beyond."""
+    model = tiny.random_hf_model(family)
+    prompts = [prompt(length) for length in LENGTHS]
+    exact = torch.stack([hf_last_logits(model, ids) for ids in prompts])
+
+    def spread(change: Callable[[KernelSet], KernelSet]) -> float:
+        """Of what has moved, beside that of the logits."""
+        engine = tiny.tiny_engine(model, weight_dtype=weight_dtype, wrap_kernels=change)
+        moved = torch.stack([last_logits(engine, ids) for ids in prompts]) - exact
+        return float(moved.std() / exact.std())
+
+    assert 0 < spread(lambda kernels: kernels if fused else composed(kernels)) <= bound
+    if fused and native.isa() == "amx":
+        assert spread(with_gate_and_up_swapped) > 2 * bound
+        assert spread(with_twice_the_norm) > 2 * bound
+
+
+def composed(kernels: KernelSet) -> KernelSet:
+    return replace(kernels, normed_linear=None, gated_mlp=None)
+
+
+def with_gate_and_up_swapped(kernels: KernelSet) -> KernelSet:
+    pack = kernels.gated_mlp
+    assert pack is not None
+    return replace(kernels, gated_mlp=lambda norm, gate, up, down: pack(norm, up, gate, down))
+
+
+def with_twice_the_norm(kernels: KernelSet) -> KernelSet:
+    """Before queries, keys and values."""
+    pack = kernels.normed_linear
+    assert pack is not None
+    return replace(
+        kernels, normed_linear=lambda norm, weight, bias: pack(Norm(2 * norm.weight, norm.eps), weight, bias)
+    )
 
 
 def hf_last_logits(model: Any, token_ids: list[int]) -> torch.Tensor:

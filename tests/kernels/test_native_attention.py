@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ EPSILON = 2.0**-24
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
-@pytest.fixture(params=["avx2", "portable"])
+@pytest.fixture(params=["amx", "avx2", "portable"])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each form that this machine can run; a form it cannot run has nothing to check here."""
     name: str = request.param if request.param in native.supported_isas() else "portable"
@@ -117,19 +118,38 @@ def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     return stored.double() * scale.double().unsqueeze(-1) if dtype == torch.int8 else stored.double()
 
 
+def on_tiles(shape: Shape) -> bool:
+    """Whether the AMX form serves: its queries and weights are bfloat16."""
+    return native.isa() == "amx" and shape.dtype != torch.float32
+
+
+def scaled_queries(q: Tensor, shape: Shape) -> Tensor:
+    """`q [tokens, heads, head_dim]` over the root of head_dim, exact or rounded as the AMX form rounds it."""
+    if not on_tiles(shape):
+        return q.double() * shape.head_dim**-0.5
+    log2_e = 1 / math.log(2)
+    scale = torch.tensor(log2_e / math.sqrt(shape.head_dim), dtype=torch.float32)
+    return (q * scale).bfloat16().double() / log2_e
+
+
 def error_over_bound(out: Tensor, row: History, context: int, shape: Shape, shift: int = 0) -> float:
     """The largest |out - exact|, in units of what roundings of every chain can add up to. `shift` moves the causal
-    edge, for the negative control."""
+    edge, for the negative control.
+
+    The AMX form rounds weights to bfloat16, by 2^-8 of each at most, and with bfloat16 storage sums them rounded, so
+    that it is the distance of each value from the result that is weighted wrongly; its exp2 is right within 2^-13."""
     keys, values = (as_stored(x, shape.dtype).repeat_interleave(shape.groups, 0) for x in (row.k, row.v))
-    queries = row.q[context:].double().transpose(0, 1)
+    queries = scaled_queries(row.q[context:], shape).transpose(0, 1)
     num_new, num_keys = queries.shape[1], keys.shape[1]
-    scale = shape.head_dim**-0.5
     seen = torch.ones(num_new, num_keys, dtype=torch.bool).tril(context + shift)
-    scores = (queries @ keys.transpose(1, 2) * scale).masked_fill(~seen, float("-inf"))
+    scores = (queries @ keys.transpose(1, 2)).masked_fill(~seen, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
-    largest = (queries.abs() @ keys.abs().transpose(1, 2) * scale).amax(-1, keepdim=True)
-    bound = EPSILON * (2 * (shape.head_dim + 8) * largest + 2 * num_keys + 40) * (weights @ values.abs()) + 1e-30
-    difference = (out.double().transpose(0, 1) - weights @ values).abs()
+    largest = (queries.abs() @ keys.abs().transpose(1, 2)).amax(-1, keepdim=True)
+    exact, magnitude = weights @ values, weights @ values.abs()
+    bound = EPSILON * (2 * (shape.head_dim + 8) * largest + 2 * num_keys + 40) * magnitude + 1e-30
+    if on_tiles(shape):
+        bound = bound + (2.0**-8 + 2.0**-12) * (magnitude + exact.abs())
+    difference = (out.double().transpose(0, 1) - exact).abs()
     assert not difference.isnan().any()
     return float((difference / bound).max())
 
@@ -138,7 +158,7 @@ def error_over_bound(out: Tensor, row: History, context: int, shape: Shape, shif
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 130)), min_size=1, max_size=3),
     groups=st.sampled_from([1, 2, 5, 6, 7, 8]),
-    head_dim=st.sampled_from([64, 128, 256, 48, 10]),
+    head_dim=st.sampled_from([64, 128, 256, 32, 48, 10]),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 9),
 )
@@ -152,7 +172,7 @@ def test_any_batch_is_within_rounding_of_float64(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 128, 256, 48, 6])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 96, 48, 6])
 @pytest.mark.parametrize(("context", "new"), [(0, 1), (0, 65), (63, 1), (63, 2), (64, 1), (127, 130)])
 def test_every_form_is_right_at_the_edges_of_pages(
     isa: str, dtype: torch.dtype, head_dim: int, context: int, new: int
@@ -171,6 +191,28 @@ def test_the_bound_notices_a_causal_edge_off_by_one(shift: int) -> None:
     (out,) = attend([(row, 100)], shape)
     assert error_over_bound(out, row, 100, shape) <= 1
     assert error_over_bound(out, row, 100, shape, shift) > 100
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_the_wider_bound_of_tiles_notices_it_too(isa: str, dtype: torch.dtype, shift: int) -> None:
+    """Negative control, among few keys: one more is then more than a rounding."""
+    shape = Shape(dtype=dtype)
+    row = sequence(12, shape)
+    (out,) = attend([(row, 4)], shape)
+    assert error_over_bound(out, row, 4, shape) <= 1
+    assert error_over_bound(out, row, 4, shape, shift) > 20
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("groups", [1, 2, 5, 7, 8])
+def test_any_number_of_rows_is_right(isa: str, dtype: torch.dtype, groups: int) -> None:
+    """1 to 130 rows of a tile and more, one token further each time."""
+    shape = Shape(groups=groups, kv_heads=1, dtype=dtype)
+    row = sequence(130 // groups + 70, shape)
+    for new in range(1, 130 // groups + 1):
+        (out,) = attend([(row.first(70 + new), 70)], shape)
+        assert error_over_bound(out, row.first(70 + new), 70, shape) <= 1, new
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -242,8 +284,9 @@ def test_rows_that_share_pages_are_planned_together() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
-    shape = Shape()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_bits_with_any_number_of_threads(isa: str, dtype: torch.dtype, threads: int) -> None:
+    shape = Shape(dtype=dtype)
     rows = [(sequence(context + new, shape, context), context) for context, new in [(0, 130), (70, 5), (129, 1)]]
     expected = attend(rows, shape)
     native.set_num_threads(threads)
@@ -276,14 +319,30 @@ def test_a_nan_key_is_nan_whatever_its_payload(isa: str, bits: int) -> None:
     assert out.isnan().all()
 
 
-def test_another_order_of_keys_has_other_bits(isa: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_order_of_keys_has_other_bits(isa: str, dtype: torch.dtype) -> None:
     """Negative control of every test of bits above: the same set of keys in another order is close, and not equal."""
-    shape = Shape(dtype=torch.float32)
+    shape = Shape(dtype=dtype)
     row = sequence(64, shape)
     (out,) = attend([(row, 63)], shape)
     (other,) = attend([(History(row.q, row.k.flip(1), row.v.flip(1)), 63)], shape)
     torch.testing.assert_close(out, other, rtol=1e-4, atol=1e-5)
     assert not torch.equal(out, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_that_rise_from_page_to_page_are_right_in_any_steps(isa: str, dtype: torch.dtype) -> None:
+    """Each page's scores dwarf those before it, by far more than an exponent of float32 holds."""
+    shape = Shape(groups=5, dtype=dtype)
+    row = sequence(200, shape)
+    steep = torch.cat([torch.full((64,), 30.0**i) for i in range(4)])[:200]
+    row = replace(row, k=row.k * steep.view(1, -1, 1))
+    (whole,) = attend([(row, 0)], shape)
+    assert whole.isfinite().all()
+    for start, end in ((0, 63), (63, 70), (70, 129), (129, 200)):
+        (part,) = attend([(row.first(end), start)], shape)
+        assert torch.equal(part, whole[start:end])
+        assert error_over_bound(part, row.first(end), start, shape) <= 1
 
 
 def test_scores_far_apart_do_not_overflow(isa: str) -> None:

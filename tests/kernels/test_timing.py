@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 
 import pytest
 import torch
 from torch import Tensor
 
-from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet
+from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, Norm
 from antiphon.kernels.registry import choose_kernels
 from antiphon.kernels.timing import KernelTimes, OperationTime, timed
 
@@ -22,6 +22,40 @@ def timed_kernels(kernels: KernelSet) -> tuple[KernelSet, KernelTimes]:
     """By a clock that goes on by one second each time it is read."""
     times, ticks = KernelTimes(), count()
     return timed(kernels, times, lambda: float(next(ticks))), times
+
+
+@dataclass(frozen=True)
+class PlainLinear:
+    """A fused norm and linear layer, as far as timing can tell."""
+
+    norm: Norm
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(self.norm.weight * x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class PlainMlp:
+    """A fused norm and gated MLP, likewise."""
+
+    norm: Norm
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        normed = self.norm.weight * x
+        return (torch.nn.functional.silu(normed @ self.gate.T) * (normed @ self.up.T)) @ self.down.T + x
 
 
 def test_calls_are_counted_by_operation_and_linear_by_weight() -> None:
@@ -47,11 +81,27 @@ def test_calls_are_counted_by_operation_and_linear_by_weight() -> None:
 
 
 def test_every_operation_is_wrapped() -> None:
-    plain = plain_kernels()
+    plain = replace(plain_kernels(), normed_linear=PlainLinear, gated_mlp=PlainMlp)
     kernels, _ = timed_kernels(plain)
     assert {entry.name for entry in fields(kernels)} == set(OPERATIONS)
     for operation in OPERATIONS:
         assert getattr(kernels, operation) is not getattr(plain, operation), operation
+
+
+def test_what_is_fused_is_timed_as_one_and_what_is_composed_stays_composed() -> None:
+    composed = timed_kernels(plain_kernels())[0]
+    assert composed.normed_linear is None and composed.gated_mlp is None
+    kernels, times = timed_kernels(replace(plain_kernels(), normed_linear=PlainLinear, gated_mlp=PlainMlp))
+    assert kernels.normed_linear is not None and kernels.gated_mlp is not None
+    norm, weights = Norm(torch.randn(4), 1e-6), (torch.randn(6, 4), torch.randn(6, 4), torch.randn(4, 6))
+    mlp, plain_mlp = kernels.gated_mlp(norm, *weights), PlainMlp(norm, *weights)
+    bias = torch.randn(6)
+    linear, plain_linear = kernels.normed_linear(norm, weights[0], bias), PlainLinear(norm, weights[0], bias)
+    assert times.operations == {}  # packing is not counted
+    x = torch.randn(3, 4)
+    assert torch.equal(mlp(x), plain_mlp(x)) and torch.equal(linear(x), plain_linear(x))
+    assert (mlp.num_bytes, linear.num_bytes) == (plain_mlp.num_bytes, plain_linear.num_bytes)
+    assert times.take() == {"gated_mlp 6x4": OperationTime(1.0, 1), "normed_linear 6x4": OperationTime(1.0, 1)}
 
 
 def test_a_kernel_that_fails_is_counted_and_its_error_passed_on() -> None:

@@ -1,5 +1,7 @@
 // A pool for the emulated tests: new threads at every call, which see nothing that another thread set up, and a check
-// that no task leaves its tile configuration behind.
+// that no task leaves its tile configuration, or another rounding of subnormal numbers, behind.
+#include <immintrin.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -20,11 +22,16 @@ void set_num_threads(int num_threads) { g_num_threads = num_threads; }
 
 void run_tasks(std::ptrdiff_t num_tasks, TaskFunction function, void* context) {
   std::atomic<std::ptrdiff_t> next{0};
+  const unsigned csr = _mm_getcsr();
   auto work = [&](int thread) {
     for (std::ptrdiff_t index = next++; index < num_tasks; index = next++) {
       function(context, index, thread);
       if (emulated::tiles.configured()) {
         std::fprintf(stderr, "a task left its tile configuration\n");
+        std::abort();
+      }
+      if (_mm_getcsr() != csr) {
+        std::fprintf(stderr, "a task left its control and status register\n");
         std::abort();
       }
     }

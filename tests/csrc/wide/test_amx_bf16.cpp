@@ -4,7 +4,8 @@
 #include "checks.h"
 #include "cpu/amx_linear.h"
 #include "cpu/pool.h"
-#include "tiles.h"
+#include "naive.h"
+#include "stores.h"
 
 using namespace antiphon::cpu;
 using checks::Floats;
@@ -15,32 +16,12 @@ namespace {
 
 checks::Report report;
 
-Floats rounded(const Floats& values) {
-  Floats out(values.size());
-  std::transform(values.begin(), values.end(), out.begin(),
-                 [](float v) { return emulated::from_bfloat16(emulated::to_bfloat16(v)); });
-  return out;
-}
-
-// One element, in the promised order. A product of two bfloat16 is exact in float32 but for its exponent.
-float promised(const float* x, const float* w, std::ptrdiff_t num_k) {
-  float sum = 0.0f;
-  for (std::ptrdiff_t step = 0; step < num_k; step += kAmxBf16StepK) {
-    float even = 0.0f, odd = 0.0f;
-    const std::ptrdiff_t end = std::min(num_k, step + kAmxBf16StepK);
-    for (std::ptrdiff_t k = step; k < end; k += 2) even = emulated::flush(std::fmaf(x[k], w[k], even));
-    for (std::ptrdiff_t k = step + 1; k < end; k += 2) odd = emulated::flush(std::fmaf(x[k], w[k], odd));
-    sum = emulated::flush(sum + emulated::flush(even + odd));
-  }
-  return sum;
-}
-
-Floats naive(const Operands& o, bool with_bias, bool with_residual) {
-  const Floats x = rounded(o.x), w = rounded(o.weight);
+Floats promised(const Operands& o, bool with_bias, bool with_residual) {
+  const Floats x = naive::rounded(o.x), w = naive::rounded(o.weight);
   Floats y(o.residual.size());
   for (std::ptrdiff_t m = 0; m < o.shape.rows; ++m) {
     for (std::ptrdiff_t n = 0; n < o.shape.columns; ++n) {
-      float value = promised(&x[m * o.shape.num_k], &w[n * o.shape.num_k], o.shape.num_k);
+      float value = naive::bf16_sum(&x[m * o.shape.num_k], &w[n * o.shape.num_k], o.shape.num_k);
       if (with_bias) value += o.bias[n];
       if (with_residual) value += o.residual[m * o.shape.columns + n];
       y[m * o.shape.columns + n] = value;
@@ -72,6 +53,17 @@ class Layer {
     return y;
   }
 
+  // The first rows, to memory `shift` floats past a multiple of 64 bytes.
+  Floats run_at(std::ptrdiff_t shift, std::ptrdiff_t count) const {
+    const Shape& s = operands_.shape;
+    Floats memory = checks::poison(count * s.columns + 16 + shift);
+    const std::ptrdiff_t past = static_cast<std::ptrdiff_t>(reinterpret_cast<std::uintptr_t>(memory.data()) / 4 % 16);
+    float* y = memory.data() + (16 - past) % 16 + shift;
+    amx_bf16_linear({packed_.data(), s.columns, s.num_k}, operands_.bias.data(), operands_.residual.data(),
+                    operands_.x.data(), count, y);
+    return Floats(y, y + count * s.columns);
+  }
+
  private:
   const Operands& operands_;
   std::vector<char> packed_;
@@ -85,7 +77,7 @@ void check_shapes() {
     const Operands o(shape, static_cast<unsigned>(shape.rows));
     const Layer layer(o);
     for (int form = 0; form < 4; ++form) {
-      report.expect_equal(layer.run(0, shape.rows, form & 1, form & 2), naive(o, form & 1, form & 2),
+      report.expect_equal(layer.run(0, shape.rows, form & 1, form & 2), promised(o, form & 1, form & 2),
                           checks::describe("amx_bf16", shape));
     }
   }
@@ -132,7 +124,24 @@ void check_threads() {
 void check_chunks() {
   for (const Shape& shape : {Shape{1027, 40, 3}, Shape{519, 930, 3}}) {
     const Operands o(shape);
-    report.expect_equal(Layer(o).run(0, shape.rows), naive(o, true, true), checks::describe("amx_bf16", shape, "chunks"));
+    report.expect_equal(Layer(o).run(0, shape.rows), promised(o, true, true), checks::describe("amx_bf16", shape, "chunks"));
+  }
+}
+
+// A y too large to stay in the caches is stored past them where its lines are whole, and has the same bits.
+void check_large_y() {
+  const Shape shape{512, 8, 1024};  // 2 MiB
+  const Operands o(shape);
+  const Floats expected = Layer(o).run(0, shape.rows);
+  for (const std::ptrdiff_t rows : {shape.rows, shape.rows - 1}) {
+    for (const std::ptrdiff_t shift : {0, 1}) {
+      const long before = emulated::num_streamed;
+      report.expect(Layer(o).run_at(shift, rows) == Floats(expected.begin(), expected.begin() + rows * shape.columns),
+                    "a large y has the same bits");
+      const bool streams = rows == shape.rows && shift == 0;
+      report.expect(emulated::num_streamed - before == (streams ? rows * shape.columns / 16 : 0),
+                    "whole lines of a large y, and nothing else, go past the caches");
+    }
   }
 }
 
@@ -149,7 +158,7 @@ void check_special_values() {
   for (std::size_t i = 0; i < odd.x.size(); i += 3) odd.x[i] = 1e-40f;
   for (std::size_t i = 0; i < odd.weight.size(); i += 7) odd.weight[i] = 1e-30f;
   for (std::size_t i = 0; i < odd.x.size(); i += 4) odd.x[i] = 1.00390625f;  // halfway between two bfloat16
-  report.expect_equal(Layer(odd).run(0, 3), naive(odd, true, true), "amx_bf16 small numbers and ties");
+  report.expect_equal(Layer(odd).run(0, 3), promised(odd, true, true), "amx_bf16 small numbers and ties");
 }
 
 // Negative control: the comparison by bits notices another order of the same sums.
@@ -171,6 +180,7 @@ int main() {
   check_rows_alone({33, 910, 5});
   check_threads();
   check_chunks();
+  check_large_y();
   check_special_values();
   check_control();
   return report.finish("amx_bf16");

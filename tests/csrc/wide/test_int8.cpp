@@ -4,6 +4,7 @@
 #include "checks.h"
 #include "cpu/int8_linear.h"
 #include "cpu/pool.h"
+#include "naive.h"
 
 using namespace antiphon::cpu;
 using checks::Floats;
@@ -14,32 +15,13 @@ namespace {
 
 checks::Report report;
 
-struct Quantized {
-  std::vector<std::int8_t> values;
-  Floats scales;
-};
-
-Quantized quantize_weight(const Floats& weight, const Shape& shape) {
-  Quantized q{std::vector<std::int8_t>(weight.size()), Floats(shape.columns)};
-  for (std::ptrdiff_t n = 0; n < shape.columns; ++n) {
-    const float* row = &weight[n * shape.num_k];
-    float absmax = 0.0f;
-    for (std::ptrdiff_t k = 0; k < shape.num_k; ++k) absmax = std::max(absmax, std::fabs(row[k]));
-    q.scales[n] = absmax / 127.0f;
-    for (std::ptrdiff_t k = 0; k < shape.num_k; ++k) {
-      q.values[n * shape.num_k + k] = static_cast<std::int8_t>(std::nearbyint(row[k] / q.scales[n]));
-    }
-  }
-  return q;
-}
-
 class Layer {
  public:
   Layer(const Int8Form& form, const Operands& o, std::int32_t levels = 127)
       : form_(form),
         operands_(o),
         levels_(levels),
-        weight_(quantize_weight(o.weight, o.shape)),
+        weight_(o.weight, o.shape.columns, o.shape.num_k),
         panels_(static_cast<std::size_t>(form.num_panels(o.shape.columns) * form.panel_bytes(o.shape.num_k))),
         scales_(checks::poison(o.shape.columns)) {
     // In two goes, as a weight is streamed in.
@@ -63,16 +45,14 @@ class Layer {
     return y;
   }
 
-  Floats naive(bool with_bias = true, bool with_residual = true) const {
+  Floats promised(bool with_bias = true, bool with_residual = true) const {
     const Shape& s = operands_.shape;
     Floats y(static_cast<std::size_t>(s.rows * s.columns));
     std::vector<std::int32_t> q(static_cast<std::size_t>(s.num_k));
     for (std::ptrdiff_t m = 0; m < s.rows; ++m) {
-      const float scale = quantize_row(&operands_.x[m * s.num_k], q);
+      const float scale = naive::quantize_row(&operands_.x[m * s.num_k], levels_, q);
       for (std::ptrdiff_t n = 0; n < s.columns; ++n) {
-        std::int64_t sum = 0;
-        for (std::ptrdiff_t k = 0; k < s.num_k; ++k) sum += std::int64_t{q[k]} * weight_.values[n * s.num_k + k];
-        float value = static_cast<float>(sum) * (scale * weight_.scales[n]);
+        float value = naive::int8_product(q, scale, weight_, n);
         if (with_bias) value += operands_.bias[n];
         if (with_residual) value += operands_.residual[m * s.columns + n];
         y[m * s.columns + n] = value;
@@ -82,25 +62,10 @@ class Layer {
   }
 
  private:
-  float quantize_row(const float* x, std::vector<std::int32_t>& q) const {
-    float absmax = 0.0f;
-    bool finite = true;
-    for (std::size_t k = 0; k < q.size(); ++k) {
-      finite = finite && std::isfinite(x[k]);
-      absmax = std::max(absmax, std::fabs(x[k]));
-    }
-    std::fill(q.begin(), q.end(), 0);
-    if (!finite) return std::numeric_limits<float>::quiet_NaN();
-    if (absmax < kSmallestAbsmax) return 0.0f;
-    const float inverse = static_cast<float>(levels_) / absmax;
-    for (std::size_t k = 0; k < q.size(); ++k) q[k] = static_cast<std::int32_t>(std::nearbyint(x[k] * inverse));
-    return absmax / static_cast<float>(levels_);
-  }
-
   const Int8Form& form_;
   const Operands& operands_;
   std::int32_t levels_;
-  Quantized weight_;
+  naive::Int8Rows weight_;
   std::vector<char> panels_;
   Floats scales_;
 };
@@ -113,12 +78,12 @@ void check_shapes(const char* name, const Int8Form& form) {
     const Operands o(shape, static_cast<unsigned>(shape.rows));
     const Layer layer(form, o);
     for (int options = 0; options < 4; ++options) {
-      report.expect_equal(layer.run(0, shape.rows, options & 1, options & 2), layer.naive(options & 1, options & 2),
+      report.expect_equal(layer.run(0, shape.rows, options & 1, options & 2), layer.promised(options & 1, options & 2),
                           checks::describe(name, shape));
     }
   }
   const Operands o({9, 70, 40});
-  report.expect_equal(Layer(form, o, 50).run(0, 9), Layer(form, o, 50).naive(), "fewer levels");
+  report.expect_equal(Layer(form, o, 50).run(0, 9), Layer(form, o, 50).promised(), "fewer levels");
 }
 
 void check_rows_alone(const char* name, const Int8Form& form, const Shape& shape) {
@@ -152,11 +117,11 @@ void check_special_rows(const char* name, const Int8Form& form) {
   }
   o.x[11 * 150 + 149] = std::numeric_limits<float>::quiet_NaN();
   o.x[12 * 150 + 17] = -std::numeric_limits<float>::infinity();
-  const Floats expected = Layer(form, o).naive();
+  const Floats expected = Layer(form, o).promised();
   report.expect(std::isnan(expected[11 * 40]) && std::isnan(expected[12 * 40]), "what is not finite gives NaN");
   report.expect_equal(Layer(form, o).run(0, 21), expected, std::string(name) + " special rows");
   // Without bias and residual, to see a row of the smallest numbers become zeros.
-  report.expect_equal(Layer(form, o).run(0, 21, false, false), Layer(form, o).naive(false, false),
+  report.expect_equal(Layer(form, o).run(0, 21, false, false), Layer(form, o).promised(false, false),
                       std::string(name) + " special rows, sums alone");
 }
 
