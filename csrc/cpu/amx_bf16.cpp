@@ -51,7 +51,7 @@ void amx_bf16_linear(const AmxBf16Weight& weight, const float* bias, const float
                      std::ptrdiff_t num_rows, float* y) {
   if (num_rows == 0) return;
   amx::run_product<amx::Bf16Tiles>(
-      amx::FloatsToBf16<amx::PlainRows>{{x, weight.num_k}},
+      amx::FloatsToBf16<PlainRows>{{x, weight.num_k}},
       amx::FloatSums{bias, residual, y, weight.num_columns, {y, num_rows, weight.num_columns}}, weight.data,
       amx::Shape{num_rows, weight.num_columns, ceil_div(weight.num_k, kAmxBf16StepK)});
 }

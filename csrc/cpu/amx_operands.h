@@ -37,21 +37,6 @@ struct Int8Tiles {
   }
 };
 
-// float32 rows as they are.
-struct PlainRows {
-  using Row = const float*;
-
-  const float* x;
-  std::ptrdiff_t num_k;
-
-  ANTIPHON_AMX ANTIPHON_INLINE Row row(std::ptrdiff_t row) const { return x + row * num_k; }
-
-  // Up to 16 values from k on, those outside `lanes` being zeros.
-  ANTIPHON_AMX ANTIPHON_INLINE __m512 at(Row row, std::ptrdiff_t k, __mmask16 lanes) const {
-    return _mm512_maskz_loadu_ps(lanes, row + k);
-  }
-};
-
 // float32 rows under an RMS norm: x * (1 / sqrt(mean of x^2 + eps)) * weight. The squares are summed in 4 x 16 lanes,
 // lane i of them in ascending k, then ((0 + 1) + (2 + 3)), and the 16 by adding the upper half to the lower, 4 times.
 struct NormedRows {
@@ -65,7 +50,7 @@ struct NormedRows {
   const float* weight;  // [num_k]
   float eps;
 
-  ANTIPHON_AMX ANTIPHON_INLINE Row row(std::ptrdiff_t row) const {
+  ANTIPHON_AVX512 ANTIPHON_INLINE Row row(std::ptrdiff_t row) const {
     const float* values = x + row * num_k;
     __m512 sums[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
     for (std::ptrdiff_t k = 0; k < num_k; k += 64) {
@@ -80,7 +65,7 @@ struct NormedRows {
     return {values, 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / static_cast<float>(num_k) + eps)};
   }
 
-  ANTIPHON_AMX ANTIPHON_INLINE __m512 at(Row row, std::ptrdiff_t k, __mmask16 lanes) const {
+  ANTIPHON_AVX512 ANTIPHON_INLINE __m512 at(Row row, std::ptrdiff_t k, __mmask16 lanes) const {
     const __m512 scaled = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, row.values + k), _mm512_set1_ps(row.scale));
     return _mm512_mul_ps(scaled, _mm512_maskz_loadu_ps(lanes, weight + k));
   }
@@ -117,17 +102,7 @@ struct FloatsToInt8 {
 
   ANTIPHON_AMX ANTIPHON_INLINE Row row(std::ptrdiff_t row) const {
     const typename Rows::Row values = x.row(row);
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);  // as integers, absolute values are ordered as they are
-    __m512i largest[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-    for (std::ptrdiff_t k = 0; k < x.num_k; k += 32) {
-      ANTIPHON_UNROLL(2)
-      for (int half = 0; half < 2; ++half) {
-        const std::ptrdiff_t at = std::min(k + 16 * half, x.num_k);
-        const __m512i bits = _mm512_castps_si512(x.at(values, at, first_lanes(x.num_k - at)));
-        largest[half] = _mm512_max_epu32(largest[half], _mm512_and_si512(bits, magnitude));
-      }
-    }
-    const RowScale scale = scale_of(_mm512_reduce_max_epu32(_mm512_max_epu32(largest[0], largest[1])), levels);
+    const RowScale scale = row_scale(x, values, levels);
     scales[row] = scale.scale;
     return {values, scale.inverse};
   }
@@ -136,9 +111,8 @@ struct FloatsToInt8 {
     ANTIPHON_UNROLL(4)
     for (std::ptrdiff_t part = 0; part < 4; ++part) {
       const std::ptrdiff_t k = std::min(step * kInt8StepK + 16 * part, x.num_k);
-      const __mmask16 lanes = row.inverse == 0.0f ? __mmask16{0} : first_lanes(x.num_k - k);
-      const __m512 scaled = _mm512_mul_ps(x.at(row.values, k, lanes), _mm512_set1_ps(row.inverse));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(line + 16 * part), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(scaled)));
+      const __m512i q = quantize(x, row.values, k, row.inverse);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(line + 16 * part), _mm512_cvtepi32_epi8(q));
     }
   }
 };

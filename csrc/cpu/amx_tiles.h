@@ -22,7 +22,7 @@ constexpr std::ptrdiff_t kTileBytes = kTileLines * kLineBytes;
 constexpr std::ptrdiff_t kPanelColumns = 32;
 constexpr std::ptrdiff_t kPanelStepBytes = 2 * kTileBytes;
 constexpr std::ptrdiff_t kBlockRows = 2 * kTileLines;
-constexpr std::ptrdiff_t kStepsToStore = 3;
+constexpr std::ptrdiff_t kStepsToStore = 3;  // that a block's sums take to reach memory
 constexpr std::ptrdiff_t kSumsBytes = 4 * kTileBytes;  // of one block: [tile of rows][half of the panel]
 
 
@@ -171,6 +171,18 @@ ANTIPHON_AMX ANTIPHON_INLINE void store_sums(char* sums) {
   }
 }
 
+// Steps [begin, end); beside each of them a group of rows is written, or fetched, or neither.
+template <typename Tiles, int kRowTiles, bool kWrites, bool kFetches, typename Sink>
+ANTIPHON_AMX ANTIPHON_INLINE void run_steps(const Block& block, std::ptrdiff_t begin, std::ptrdiff_t end,
+                                            const Rows<Sink>& rows, Prefetch& prefetch) {
+  for (std::ptrdiff_t step = begin; step < end; ++step) {
+    run_step<Tiles, kRowTiles>(block, step);
+    if constexpr (kWrites) rows.write(step - begin);
+    if constexpr (kFetches) rows.fetch(step - begin);
+    prefetch.step();
+  }
+}
+
 // kRowTiles x 2 tiles of sums over some steps, in ascending order.
 template <typename Tiles, typename Sink, int kRowTiles>
 ANTIPHON_AMX void run_block(const Block& block, Rows<Sink>& rows, Prefetch& prefetch) {
@@ -179,37 +191,20 @@ ANTIPHON_AMX void run_block(const Block& block, Rows<Sink>& rows, Prefetch& pref
   const std::ptrdiff_t begin =
       std::clamp<std::ptrdiff_t>(block.num_steps - Rows<Sink>::kStepsToWrite, 0, kStepsToStore);
   const std::ptrdiff_t end = std::min(block.num_steps, begin + Rows<Sink>::kStepsToWrite);
-  std::ptrdiff_t step = 0;
-  for (; step < begin; ++step) {
-    run_step<Tiles, kRowTiles>(block, step);
-    prefetch.step();
+  const bool writes = rows.writes_whole_block();
+  const bool fetches = rows.fetches_whole_block();
+  run_steps<Tiles, kRowTiles, false, false>(block, 0, begin, rows, prefetch);
+  if (writes && fetches) {
+    run_steps<Tiles, kRowTiles, true, true>(block, begin, end, rows, prefetch);
+  } else if (writes) {
+    run_steps<Tiles, kRowTiles, true, false>(block, begin, end, rows, prefetch);
+  } else if (fetches) {
+    run_steps<Tiles, kRowTiles, false, true>(block, begin, end, rows, prefetch);
+  } else {
+    run_steps<Tiles, kRowTiles, false, false>(block, begin, end, rows, prefetch);
   }
-  std::ptrdiff_t written = 0;
-  if (rows.writes_whole_block() && rows.fetches_whole_block()) {
-    for (; step < end; ++step, ++written) {
-      run_step<Tiles, kRowTiles>(block, step);
-      rows.write(step - begin);
-      rows.fetch(step - begin);
-      prefetch.step();
-    }
-  } else if (rows.writes_whole_block()) {
-    for (; step < end; ++step, ++written) {
-      run_step<Tiles, kRowTiles>(block, step);
-      rows.write(step - begin);
-      prefetch.step();
-    }
-  } else if (rows.fetches_whole_block()) {
-    for (; step < end; ++step) {
-      run_step<Tiles, kRowTiles>(block, step);
-      rows.fetch(step - begin);
-      prefetch.step();
-    }
-  }
-  for (; step < block.num_steps; ++step) {
-    run_step<Tiles, kRowTiles>(block, step);
-    prefetch.step();
-  }
-  rows.write_from(written);
+  run_steps<Tiles, kRowTiles, false, false>(block, end, block.num_steps, rows, prefetch);
+  rows.write_from(writes ? end - begin : 0);
   store_sums<kRowTiles>(block.sums);
 }
 

@@ -6,7 +6,8 @@
 //   blocks  in ascending b, one at a time: keys 0 to n - 1 of it are seen, n = min(64, p - 64 b + 1)
 //   scores  s_j = TDPBF16PS steps over 32 of head_dim, ascending (amx_linear.h says what a step sums)
 //   softmax x_j = s_j - ref, with int8 one multiply-add of s_j, k_scale[j] and -ref;
-//           w_j = 2^floor(x_j) P(x_j - floor(x_j)), P(f) = 1 + f (c1 + f (c2 + f c3)) by multiply-adds; below 2^-126 it is 0
+//           w_j = 2^floor(x_j) P(x_j - floor(x_j)), P(f) = 1 + f (c1 + f (c2 + f c3)) by multiply-adds;
+//           below 2^-126 it is 0
 //           ref: the largest score of block 0, until a block has a weight over 2^32: then that block's largest score,
 //           and all that was summed is first multiplied by 2^(ref before - ref), computed as a weight is
 //   values  w_j is rounded to bfloat16, ties up (with int8, w_j v_scale[j]); accumulator = TDPBF16PS steps over keys 0

@@ -200,6 +200,11 @@ ANTIPHON_AMX inline void pack_scales(const float* scales, std::ptrdiff_t num_key
   }
 }
 
+// Which of 32 bfloat16, shifted left by one so that the sign is gone, are not finite.
+ANTIPHON_AMX ANTIPHON_INLINE __mmask32 not_finite(__m512i magnitudes) {
+  return _mm512_cmpgt_epu16_mask(magnitudes, _mm512_set1_epi32(static_cast<int>(0xfefffeffu)));
+}
+
 // Whether 64 lines of bfloat16 are finite.
 ANTIPHON_AMX inline bool all_finite(const char* lines, std::ptrdiff_t num_bytes) {
   __m512i most[4] = {};
@@ -211,8 +216,7 @@ ANTIPHON_AMX inline bool all_finite(const char* lines, std::ptrdiff_t num_bytes)
     }
   }
   most[0] = _mm512_max_epu16(_mm512_max_epu16(most[0], most[1]), _mm512_max_epu16(most[2], most[3]));
-  const __m512i largest_finite = _mm512_set1_epi32(static_cast<int>(0xfefffeffu));
-  return _mm512_cmpgt_epu16_mask(most[0], largest_finite) == 0;
+  return not_finite(most[0]) == 0;
 }
 
 // The first of 64 lines of bfloat16 that is not finite. Every such line becomes zeros.
@@ -222,8 +226,7 @@ ANTIPHON_AMX inline std::ptrdiff_t clear_bad_lines(std::ptrdiff_t line_bytes, ch
     bool finite = true;
     for (std::ptrdiff_t i = 0; i < line_bytes; i += kLineBytes) {
       const __m512i words = _mm512_loadu_si512(lines + key * line_bytes + i);
-      const __m512i magnitudes = _mm512_add_epi16(words, words);
-      finite = finite && _mm512_cmpgt_epu16_mask(magnitudes, _mm512_set1_epi32(static_cast<int>(0xfefffeffu))) == 0;
+      finite = finite && not_finite(_mm512_add_epi16(words, words)) == 0;
     }
     if (finite) continue;
     first = key;

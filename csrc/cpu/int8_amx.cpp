@@ -33,7 +33,7 @@ void product(const Int8Weight& weight, const float* bias, const float* x, std::p
   thread_local Workspace workspace;
   float* scales = workspace.at_least<float>(num_rows);
   amx::run_product<amx::Int8Tiles>(
-      amx::FloatsToInt8<amx::PlainRows>{{x, weight.num_k}, weight.levels, scales},
+      amx::FloatsToInt8<PlainRows>{{x, weight.num_k}, weight.levels, scales},
       amx::Int8Sums{weight, scales, bias, residual, y, {y, num_rows, weight.num_columns}}, weight.panels,
       amx::Shape{num_rows, weight.num_columns, ceil_div(weight.num_k, kStepK)});
 }

@@ -2,48 +2,53 @@
 // are int8_linear.h's.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "cpu/avx512.h"
-#include "cpu/int8_linear.h"
+#include "cpu/int8_scale.h"
 
 namespace antiphon::cpu {
 
 constexpr std::int32_t kByteLevels = 127;
 
-struct RowScale {
-  float scale;    // of the row: 0 if all zeros, NaN if one is not finite
-  float inverse;  // to multiply x with; 0 stores zeros
+// float32 rows as they are.
+struct PlainRows {
+  using Row = const float*;
+
+  const float* x;
+  std::ptrdiff_t num_k;
+
+  ANTIPHON_AVX512 ANTIPHON_INLINE Row row(std::ptrdiff_t row) const { return x + row * num_k; }
+
+  // Up to 16 values from k on, those outside `lanes` being zeros.
+  ANTIPHON_AVX512 ANTIPHON_INLINE __m512 at(Row row, std::ptrdiff_t k, __mmask16 lanes) const {
+    return _mm512_maskz_loadu_ps(lanes, row + k);
+  }
 };
 
-// From the bits of a row's largest absolute value; those of an infinity or a NaN are above all finite ones'.
-inline RowScale scale_of(std::uint32_t absmax_bits, std::int32_t levels) {
-  if (absmax_bits >= 0x7f800000u) return {NAN, 0.0f};
-  float absmax;
-  std::memcpy(&absmax, &absmax_bits, sizeof(absmax));
-  if (absmax < kSmallestAbsmax) return {0.0f, 0.0f};
-  return {absmax / static_cast<float>(levels), static_cast<float>(levels) / absmax};
-}
-
-// As integers, absolute values are ordered as they are.
-ANTIPHON_AVX512 inline RowScale row_scale(const float* x, std::ptrdiff_t num_k, std::int32_t levels) {
+// Rows is PlainRows, or gives values likewise.
+template <typename Rows>
+ANTIPHON_AVX512 ANTIPHON_INLINE RowScale row_scale(const Rows& x, const typename Rows::Row& row, std::int32_t levels) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i largest[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-  for (std::ptrdiff_t k = 0; k < num_k; k += 32) {
+  for (std::ptrdiff_t k = 0; k < x.num_k; k += 32) {
+    ANTIPHON_UNROLL(2)
     for (int half = 0; half < 2; ++half) {
-      const __mmask16 lanes = first_lanes(num_k - k - 16 * half);
-      const __m512i bits = _mm512_castps_si512(_mm512_maskz_loadu_ps(lanes, x + k + (lanes == 0 ? 0 : 16 * half)));
+      const std::ptrdiff_t at = std::min(k + 16 * half, x.num_k);
+      const __m512i bits = _mm512_castps_si512(x.at(row, at, first_lanes(x.num_k - at)));
       largest[half] = _mm512_max_epu32(largest[half], _mm512_and_si512(bits, magnitude));
     }
   }
   return scale_of(_mm512_reduce_max_epu32(_mm512_max_epu32(largest[0], largest[1])), levels);
 }
 
-// Up to 16 values, those outside `lanes` being zeros. A row that is not finite has `inverse` 0, and must not be read.
-ANTIPHON_AVX512 ANTIPHON_INLINE __m512i quantize(const float* x, __mmask16 lanes, float inverse) {
-  return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x), _mm512_set1_ps(inverse)));
+// Up to 16 values from k on, those past the row being zeros. With `inverse` 0, as where a row is not finite, all are.
+template <typename Rows>
+ANTIPHON_AVX512 ANTIPHON_INLINE __m512i quantize(const Rows& x, const typename Rows::Row& row, std::ptrdiff_t k,
+                                                 float inverse) {
+  const __mmask16 lanes = inverse == 0.0f ? __mmask16{0} : first_lanes(x.num_k - k);
+  return _mm512_cvtps_epi32(_mm512_mul_ps(x.at(row, k, lanes), _mm512_set1_ps(inverse)));
 }
 
 // Where 16 columns of a row of y get their scales and what is added to them.

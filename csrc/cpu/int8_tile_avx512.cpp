@@ -39,15 +39,15 @@ void pack_panel(const std::int8_t* rows, std::ptrdiff_t num_columns, std::ptrdif
 ANTIPHON_AVX512 void pack_rows(const float* x, std::ptrdiff_t num_rows, std::ptrdiff_t num_k, std::int32_t levels,
                                void* row_block, float* scales) {
   const __m512i offset = _mm512_set1_epi32(kOffset);
+  const PlainRows rows{x, num_k};
   for (std::ptrdiff_t row = 0; row < num_rows; ++row) {
-    const float* values = x + row * num_k;
-    const RowScale scale = row_scale(values, num_k, levels);
+    const float* values = rows.row(row);
+    const RowScale scale = row_scale(rows, values, levels);
     scales[row] = scale.scale;
     char* out = static_cast<char*>(row_block) + row * kGroupK;
     for (std::ptrdiff_t k = 0; k < num_k; k += 16) {
-      const __mmask16 lanes = scale.inverse == 0.0f ? __mmask16{0} : first_lanes(num_k - k);
       char bytes[16];
-      const __m512i q = _mm512_add_epi32(quantize(values + k, lanes, scale.inverse), offset);
+      const __m512i q = _mm512_add_epi32(quantize(rows, values, k, scale.inverse), offset);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), _mm512_cvtepi32_epi8(q));
       for (std::ptrdiff_t i = 0; i < std::min<std::ptrdiff_t>(16, num_k - k); i += kGroupK) {
         std::memcpy(out, bytes + i, kGroupK);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/int8_pairs.h"
+#include "cpu/int8_scale.h"
 
 namespace antiphon::cpu {
 
@@ -30,19 +31,14 @@ void pack_pair_rows(AbsmaxFunction absmax, QuantizeFunction quantize, const floa
   std::int32_t* out = static_cast<std::int32_t*>(row_block);
   for (std::ptrdiff_t row = 0; row < num_rows; ++row) {
     const float* values = x + row * num_k;
-    const std::uint32_t bits = absmax(values, num_k);
-    float largest;
-    std::memcpy(&largest, &bits, sizeof(largest));
-    const bool finite = bits < 0x7f800000u;
-    const bool zero = !finite || largest < kSmallestAbsmax;
-    scales[row] = !finite ? NAN : zero ? 0.0f : largest / static_cast<float>(levels);
-    const float inverse = zero ? 0.0f : static_cast<float>(levels) / largest;
+    const RowScale scale = scale_of(absmax(values, num_k), levels);
+    scales[row] = scale.scale;
     for (std::ptrdiff_t first = 0; first < num_k; first += kPiece) {
       const std::ptrdiff_t count = std::min(kPiece, num_k - first);
-      if (zero) {
+      if (scale.inverse == 0.0f) {
         std::memset(piece, 0, sizeof(piece));
       } else {
-        quantize(values + first, count, inverse, piece);
+        quantize(values + first, count, scale.inverse, piece);
         if (count % 2 == 1) piece[count] = 0;
       }
       std::int32_t* target = out + first / 2 * num_rows + row;
@@ -58,9 +54,7 @@ namespace {
 std::uint32_t absmax(const float* x, std::ptrdiff_t num_k) {
   std::uint32_t largest = 0;
   for (std::ptrdiff_t k = 0; k < num_k; ++k) {
-    std::uint32_t bits;
-    std::memcpy(&bits, x + k, sizeof(bits));
-    largest = std::max(largest, bits & 0x7fffffffu);
+    largest = std::max(largest, bits_of(x[k]) & 0x7fffffffu);
   }
   return largest;
 }

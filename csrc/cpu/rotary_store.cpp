@@ -2,10 +2,10 @@
 #include "cpu/rotary_store.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "cpu/bfloat16.h"
 #include "cpu/cpu_features.h"
+#include "cpu/float_bits.h"
 #include "cpu/pool.h"
 #include "cpu/workspace.h"
 
@@ -13,18 +13,6 @@ namespace antiphon::cpu {
 namespace {
 
 constexpr std::ptrdiff_t kTokensPerTask = 16;
-
-std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-float float_of(std::uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 namespace portable {
 #include "cpu/rotary_loops.h"

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "cpu/bfloat16.h"
 #include "cpu/cpu_features.h"
+#include "cpu/float_bits.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
 #include "operands.h"
@@ -21,18 +22,6 @@ struct Shape {
 };
 
 constexpr Shape kShapes[] = {{1, 1, 1, 2}, {37, 3, 1, 6}, {17, 4, 2, 40}, {33, 7, 1, 64}};
-
-std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-float float_of(std::uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // The kernel's own loops, once more in each form: this file is built without vectorisation, but for the second.
 namespace plain {
