@@ -99,7 +99,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "
     check_weight(weight, bias)
     form = isa()
     packed = pack_rows(rows_of(weight), tuple(weight.shape), storage, form)
-    kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
+    kept_bias = None if bias is None else float32_copy(bias)
     num_columns, num_k = weight.shape
     return NativePackedLinear(packed, kept_bias, num_columns=num_columns, num_k=num_k, storage=storage, isa=form)
 
@@ -195,6 +195,11 @@ def check_weight(weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"weight is {tuple(weight.shape)}; neither size may be 0")
     if bias is not None and bias.shape[0] != weight.shape[0]:
         raise ValueError(f"bias is {tuple(bias.shape)}; weight {tuple(weight.shape)} needs ({weight.shape[0]},)")
+
+
+def float32_copy(vector: Tensor) -> Tensor:
+    """A contiguous float32 copy, for a kernel to keep."""
+    return vector.detach().to(torch.float32).contiguous().clone()
 
 
 Rows = Callable[[int, int], Tensor]

@@ -30,7 +30,7 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Li
         raise RuntimeError(reason)
     _check_weight(weight, bias)
     packed = pack_int8_rows(native.rows_of(weight), tuple(weight.shape), native.isa())
-    kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
+    kept_bias = None if bias is None else native.float32_copy(bias)
     return NativeInt8Linear(
         packed.panels,
         packed.scales,

@@ -70,8 +70,8 @@ class NativeNormedLinear:
 
     def __init__(self, norm: Norm, packed: Packed, bias: Tensor | None, *, shape: tuple[int, ...]) -> None:
         self.out_features, self.in_features = shape
-        kept_norm = norm.weight.detach().to(torch.float32).contiguous().clone()
-        kept_bias = None if bias is None else bias.detach().to(torch.float32).contiguous().clone()
+        kept_norm = native.float32_copy(norm.weight)
+        kept_bias = None if bias is None else native.float32_copy(bias)
         self._kept = (packed, kept_bias, kept_norm)  # keeps the memory alive that the kernel's addresses point to
         self._kernel: _native.NormedLinear = native.extension().NormedLinear(
             *_addresses(packed),
@@ -105,7 +105,7 @@ class NativeGatedMlp:
 
     def __init__(self, norm: Norm, gate_up: Packed, down: Packed, *, size: int) -> None:
         self.in_features, self.size = norm.weight.shape[0], size
-        kept_norm = norm.weight.detach().to(torch.float32).contiguous().clone()
+        kept_norm = native.float32_copy(norm.weight)
         self._kept = (gate_up, down, kept_norm)  # keeps the memory alive that the kernel's addresses point to
         self._kernel: _native.GatedMlp = native.extension().GatedMlp(
             *_addresses(gate_up),

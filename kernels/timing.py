@@ -53,27 +53,25 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
 
         return run
 
+    def timed_packed(operation: str, weight: Tensor, packed: PackedLinear | PackedBlock) -> _Timed:
+        return _Timed(packed, wrap(f"{operation} {weight.shape[0]}x{weight.shape[1]}", packed))
+
     def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        packed = kernels.linear(weight, bias)
-        return _TimedLinear(packed, wrap(f"linear {weight.shape[0]}x{weight.shape[1]}", packed))
+        return timed_packed("linear", weight, kernels.linear(weight, bias))
 
     def pack_normed_linear(norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedBlock:
         assert kernels.normed_linear is not None
-        packed = kernels.normed_linear(norm, weight, bias)
-        return _TimedBlock(packed, wrap(f"normed_linear {weight.shape[0]}x{weight.shape[1]}", packed))
+        return timed_packed("normed_linear", weight, kernels.normed_linear(norm, weight, bias))
 
     def pack_mlp(norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> PackedBlock:
         assert kernels.gated_mlp is not None
-        packed = kernels.gated_mlp(norm, gate, up, down)
-        return _TimedBlock(packed, wrap(f"gated_mlp {gate.shape[0]}x{gate.shape[1]}", packed))
+        return timed_packed("gated_mlp", gate, kernels.gated_mlp(norm, gate, up, down))
 
     run_log_prob = wrap("log_prob", kernels.log_prob)
 
     def log_prob(hidden: Tensor, head: PackedLinear, targets: Tensor, vocab_size: int) -> Tensor:
         # A native kernel reads the packed head itself.
-        scores: Tensor = run_log_prob(
-            hidden, head.packed if isinstance(head, _TimedLinear) else head, targets, vocab_size
-        )
+        scores: Tensor = run_log_prob(hidden, head.packed if isinstance(head, _Timed) else head, targets, vocab_size)
         return scores
 
     names = [
@@ -93,27 +91,10 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
 
 
 @dataclass(frozen=True)
-class _TimedLinear:
-    """A packed layer whose calls are timed."""
+class _Timed:
+    """A packed layer or block whose calls are timed."""
 
-    packed: PackedLinear
-    run: Callable[..., Tensor]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held, bias included."""
-        return self.packed.num_bytes
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """As the packed layer's own."""
-        return self.run(x) if residual is None else self.run(x, residual)
-
-
-@dataclass(frozen=True)
-class _TimedBlock:
-    """A packed block whose calls are timed."""
-
-    packed: PackedBlock
+    packed: PackedLinear | PackedBlock
     run: Callable[..., Tensor]
 
     @property
@@ -121,6 +102,6 @@ class _TimedBlock:
         """Bytes held."""
         return self.packed.num_bytes
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """As the packed block's own."""
-        return self.run(x)
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """As the packed one's own; only a layer takes a residual."""
+        return self.run(x) if residual is None else self.run(x, residual)

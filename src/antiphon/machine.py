@@ -106,19 +106,13 @@ def measure_bandwidth(num_bytes: int = _READ_BYTES) -> float:
         source = torch.ones(max(1, num_bytes // (4 * 8192)), 8192)
         vector, target = torch.ones(8192), torch.empty_like(source)
         source_bytes = source.numel() * source.element_size()
+        reads: list[Callable[[], object]] = [source.sum, lambda: source @ vector]
+        if native.available() is None:
+            reads.append(lambda: native.extension().read_memory(source.data_ptr(), source_bytes))
         return max(
-            source_bytes / _best_seconds(lambda: _read_natively(source)),
-            source_bytes / _best_seconds(source.sum),
-            source_bytes / _best_seconds(lambda: source @ vector),
+            *(source_bytes / _best_seconds(read) for read in reads),
             2 * source_bytes / _best_seconds(lambda: target.copy_(source)),
         )
-
-
-def _read_natively(source: torch.Tensor) -> None:
-    if native.available() is None:
-        native.extension().read_memory(source.data_ptr(), source.nbytes)
-    else:
-        source.sum()
 
 
 def _best_seconds(run: Callable[[], object], budget_seconds: float = 0.4) -> float:
