@@ -1,6 +1,6 @@
-// Attention on AMX tiles: see attention_amx.h for the numbers. Tile and vector units work at the same time, each on other
-// row tiles: while one tile's scores become weights, the scores of the next are multiplied, and the weights of the one
-// before.
+// Attention on AMX tiles: see attention_amx.h for the numbers. Tile and vector units work at the same time, each on
+// other row tiles: while one tile's scores become weights, the scores of the next are multiplied, and the weights of
+// the one before.
 #if defined(__x86_64__)
 #include "cpu/attention_amx.h"
 
