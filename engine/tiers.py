@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from antiphon.engine.errors import AntiphonError
+from antiphon.engine.pages import PAGE_TOKENS
 
 
 class TierError(AntiphonError):
@@ -36,6 +37,11 @@ class PrefixState:
         """All tensors by name, in one order."""
         named = {"k": self.k, "v": self.v, "k_scale": self.k_scale, "v_scale": self.v_scale}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @property
+    def num_shared_pages(self) -> int:
+        """Pages before the state's first token."""
+        return self.first_token // PAGE_TOKENS
 
     @property
     def num_bytes(self) -> int:
