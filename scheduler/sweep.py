@@ -18,6 +18,7 @@ W = TypeVar("W")
 class Sweep(Generic[W]):
     """What waits for each shard of one corpus, and where the sweep stands. Work of one shard leaves in the order in
     which it came. What comes for a shard while the sweep is there waits for the return: the sweep always moves on.
+    Reading the shards in their order was the first sweep, so the next one begins at the last of them.
 
     `alternates` False starts every sweep at the first shard, as a scan under least recently used does."""
 
@@ -26,7 +27,7 @@ class Sweep(Generic[W]):
         self._waiting: list[deque[W]] = [deque() for _ in keys]
         self._num_waiting = 0
         self._alternates = alternates
-        self._place = 0
+        self._place = len(keys) - 1 if alternates else 0
         self._step = 1
         self._left: int | None = None  # what may still leave here; None until something left here in this sweep
 
@@ -81,7 +82,8 @@ class Sweep(Generic[W]):
         place = self._index.get(key)
         if place is None:
             return NEVER[0]
-        if (place - self._place) * self._step > 0 or (place == self._place and self._left and self._waiting[place]):
+        leaves_here = place == self._place and self._left != 0 and bool(self._waiting[place])
+        if leaves_here or (place - self._place) * self._step > 0:
             return abs(place - self._place)
         if not self._alternates:
             return len(self._waiting) - self._place + place

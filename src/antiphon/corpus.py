@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from antiphon.document import Document
 from antiphon.engine.errors import CapacityError, InputError
-from antiphon.engine.pages import PAGE_TOKENS, num_pages_for
+from antiphon.engine.pages import num_pages_for
 from antiphon.engine.prefix_store import Prefix
 from antiphon.events import EventSink, ReadProgress
 from antiphon.loaded_model import LoadedModel
@@ -78,6 +78,7 @@ class Corpus:
         self._abstain_ids = worker.first_token_ids(ABSTENTION)
         self._num_rounds = 0
         self._released = False
+        worker.client.core.call(lambda: worker.client.lane.open_corpus(self, self.prefixes))
 
     async def scatter(
         self,
@@ -112,6 +113,7 @@ class Corpus:
         """Gives up all prefixes. What nobody else uses is free at once."""
         if not self._released:
             self._released = True
+            self._worker.client.core.call(lambda: self._worker.client.lane.close_corpus(self))
             self._worker.release([*self.prefixes, self._baseline, self._instructions])
             self._second_reader.release()
 
@@ -129,6 +131,7 @@ class Corpus:
             abstain_ids=self._abstain_ids if needs_grammar else (),
             baseline=self._baseline,
             order=self._num_rounds,
+            corpus=self,
         )
 
     def _reply(self, reply: RowReply) -> WorkerReply:
@@ -241,14 +244,15 @@ async def read_corpus(
 
 
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:
-    """Refuses a document whose prefixes cannot be held together, before any of it is read."""
-    shared = instruction_tokens // PAGE_TOKENS
-    needed = num_pages_for(instruction_tokens) + num_pages_for(_ROW_TOKENS)
-    needed += sum(num_pages_for(instruction_tokens + len(text)) - shared for text in texts)
+    """Refuses a document whose longest shard cannot be asked by itself, before any of it is read. That not all shards
+    fit at once is no hindrance: a round then goes in waves."""
+    longest = max(map(len, texts))
+    # The instructions, a shard behind them with a row over it, and as much again to move in.
+    needed = num_pages_for(instruction_tokens) + num_pages_for(instruction_tokens + longest + _ROW_TOKENS) + 2
     if needed > worker.pool_pages:
         page_bytes = worker.pool_bytes / worker.pool_pages
         raise CapacityError(
-            f"memory: {len(texts)} shards with {sum(map(len, texts)):,} tokens need {needed * page_bytes / 2**30:.2f} "
-            f"GiB of the worker's KV pool, which has {worker.pool_bytes / 2**30:.2f} GiB. Raise --memory, or ask about "
-            f"fewer documents at once."
+            f"memory: a shard of {longest:,} tokens and a row over it need {needed * page_bytes / 2**30:.2f} GiB of "
+            f"the worker's KV pool, which has {worker.pool_bytes / 2**30:.2f} GiB. Raise --memory, or lower "
+            f"--shard-tokens."
         )
