@@ -90,8 +90,7 @@ class Residency:
         self._fetcher = ThreadPoolExecutor(1, "antiphon-fetch")
         self._putter = ThreadPoolExecutor(1, "antiphon-put")
         self.post: Post = lambda work: work()
-        # Pages that stay free for rows when prefixes come in: without them, a row would evict a prefix that waits.
-        self.spare_pages = store.pool.num_pages // 8
+        self.spare_pages = spare_pages(store.pool.num_pages)
         store.on_leave, store.on_drop = self._leave, self._drop
 
     @property
@@ -265,6 +264,12 @@ class Residency:
         self._counters.tier_failures += num_failures
         self._moves.leaving.pop(key, None)
         self._moves.puts = {put for put in self._moves.puts if not put.done()}
+
+
+def spare_pages(num_pages: int) -> int:
+    """Pages of a pool that stay free for rows when prefixes come in: without them, a row would evict a prefix that
+    others wait for."""
+    return num_pages // 8
 
 
 def _put_below(tiers: Sequence[Tier], state: PrefixState) -> None:

@@ -93,8 +93,10 @@ class Engine:
         shard_overlap: int = 0,
         worker_instructions: str,
         on_event: EventSink = ignore_event,
+        save: bool = False,
     ) -> Corpus:
-        """Has the worker read a document, shard by shard; the corpus answers any number of rounds until released."""
+        """Has the worker read a document, shard by shard; the corpus answers any number of rounds until released. With
+        `save` every shard's state is on the disk when this returns (`TierError` where it could not be written)."""
         return await read_corpus(
             document,
             self.worker,
@@ -103,7 +105,13 @@ class Engine:
             shard_overlap=shard_overlap,
             worker_instructions=worker_instructions,
             on_event=on_event,
+            save=save,
         )
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """What was saved and what went wrong so far, by role (`scheduler/counters.py`)."""
+        models = {"worker": self.worker, "driver": self.driver}
+        return {role: model.client.lane.counters.as_dict() for role, model in models.items()}
 
     def close(self) -> None:
         """Ends the core: rows that are under way are aborted."""
@@ -126,6 +134,7 @@ async def ask_async(
     async with Engine(engine, on_event) as running:
         answer = await ParSer(running, options).ask(document, question, on_event)
         answer.seconds.load = running.load_seconds
+        answer.counters = running.counters()
     answer.seconds.total = time.perf_counter() - started
     return answer
 

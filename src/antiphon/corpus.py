@@ -196,9 +196,11 @@ async def read_corpus(
     shard_overlap: int,
     worker_instructions: str,
     on_event: EventSink,
+    save: bool = False,
 ) -> Corpus:
     """Cuts a document and has the worker read every shard behind the instructions; nothing is read where it cannot
-    fit the context or the pool (`InputError`, `CapacityError`)."""
+    fit the context or the pool (`InputError`, `CapacityError`). With `save` all states are in the saved tier when this
+    returns; where one cannot be put there, its error (`TierError`) is raised, and what is saved stays."""
     instruction_ids = worker.chat.worker_prefix(worker_instructions)
     room_tokens = worker.max_context_tokens - len(instruction_ids) - _ROW_TOKENS
     if shard_tokens > room_tokens:
@@ -224,14 +226,14 @@ async def read_corpus(
         baseline, num_more = await worker.read_counted(worker.chat.shard_tokens(""), instructions)
         num_computed += num_more
         try:
-            reads = await worker.read_all(texts, instructions, read)
+            reads = await worker.read_all(texts, instructions, read, save=save)
         except BaseException:
             worker.release([baseline])
             raise
     except BaseException:
         worker.release([instructions])
         raise
-    return Corpus(
+    corpus = Corpus(
         document,
         shards,
         worker,
@@ -241,6 +243,12 @@ async def read_corpus(
         second_reader,
         num_computed + sum(result.prefill_tokens for result in reads),
     )
+    try:
+        await asyncio.gather(*(asyncio.wrap_future(result.saved) for result in reads if result.saved is not None))
+    except BaseException:
+        await corpus.release()
+        raise
+    return corpus
 
 
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:

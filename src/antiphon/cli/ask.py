@@ -38,6 +38,8 @@ def ask(
     reply_grammar: flags.ReplyGrammar = None,
     threads: flags.Threads = None,
     memory: flags.Memory = None,
+    host_memory: flags.HostMemory = None,
+    disk_memory: flags.DiskMemory = None,
     dtype: flags.Dtype = None,
     quantization: flags.Quantization = None,
     kv_cache_dtype: flags.KvCacheDtype = None,

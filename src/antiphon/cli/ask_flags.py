@@ -8,6 +8,7 @@ import typer
 
 _MODELS, _DOCUMENT, _METHOD, _MACHINE, _OUTPUT = "Models", "Document", "Method", "Machine", "Output"
 
+Paths = Annotated[list[str], typer.Argument(metavar="PATH…", help="Files, folders or globs, - for standard input.")]
 Arguments = Annotated[
     list[str],
     typer.Argument(metavar="PATH… QUESTION", help="Files, folders or globs, - for standard input; last, the question."),
@@ -133,6 +134,24 @@ Memory = Annotated[
         help="For both models, such as 8GiB; what is free if not given.",
     ),
 ]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--host-memory",
+        metavar="SIZE",
+        rich_help_panel=_MACHINE,
+        help="Of that, for shards that do not fit the worker's pool, kept as int8 (not exact); none if not given.",
+    ),
+]
+DiskMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--disk-memory",
+        metavar="SIZE",
+        rich_help_panel=_MACHINE,
+        help="Disk for shards that fit no memory, and for saved corpora; half of what is free if not given, 0: none.",
+    ),
+]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16"] | None,
     typer.Option(
@@ -143,7 +162,25 @@ Quantization = Annotated[
     Literal["none", "int8"] | None,
     typer.Option("--quantization", metavar="KIND", rich_help_panel=_MACHINE, help="Of the weights: none or int8."),
 ]
-KvCacheDtype = Annotated[
+KvCacheHostMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--host-memory",
+        metavar="SIZE",
+        rich_help_panel=_MACHINE,
+        help="Of that, for shards that do not fit the worker's pool, kept as int8 (not exact); none if not given.",
+    ),
+]
+DiskMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--disk-memory",
+        metavar="SIZE",
+        rich_help_panel=_MACHINE,
+        help="Disk for shards that fit no memory, and for saved corpora; half of what is free if not given, 0: none.",
+    ),
+]
+Dtype = Annotated[
     Literal["auto", "float32", "bf16", "int8"] | None,
     typer.Option(
         "--kv-cache-dtype",
