@@ -111,7 +111,7 @@ def _options(arguments: argparse.Namespace, name: str) -> EngineOptions:
     fixed = sum(size for holder, size in ledger.entries.items() if holder != "worker KV pool")
     share = 1.0 if name == "all fits" else arguments.capacity
     pages = int(share * arguments.shards * num_pages_for(arguments.shard_tokens + 64)) + num_pages_for(128)
-    pages += max(pages // 7, 8 * 8) if share < 1 else 8 * arguments.shards  # the eighth that the pool keeps for rows
+    pages += max(pages // 7, 16) if share < 1 else 8 * arguments.shards  # the eighth that the pool keeps for rows
     return EngineOptions(**given, memory_bytes=fixed + pages * KVCache.page_bytes(config, plain.precision.kv))
 
 

@@ -39,7 +39,7 @@ class PlaceShare:
 class ReadPlan:
     """`ledger` has every byte of the memory budget by holder. `places` are filled from the fastest on, and
     `read_again_shards`, which fit none, are computed in every round. A round visits the shards in `waves`. Seconds are
-    the least that this machine's measured rates allow, for reading, and for a later round whose gate stops every row."""
+    the least that the measured rates allow: for reading, and for a later round whose gate stops every row."""
 
     worker: str
     driver: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 
 from antiphon.engine.cache_folder import cache_folder, corpora_folder
 from antiphon.engine.disk_tier import DiskTier

@@ -162,25 +162,7 @@ Quantization = Annotated[
     Literal["none", "int8"] | None,
     typer.Option("--quantization", metavar="KIND", rich_help_panel=_MACHINE, help="Of the weights: none or int8."),
 ]
-KvCacheHostMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--host-memory",
-        metavar="SIZE",
-        rich_help_panel=_MACHINE,
-        help="Of that, for shards that do not fit the worker's pool, kept as int8 (not exact); none if not given.",
-    ),
-]
-DiskMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--disk-memory",
-        metavar="SIZE",
-        rich_help_panel=_MACHINE,
-        help="Disk for shards that fit no memory, and for saved corpora; half of what is free if not given, 0: none.",
-    ),
-]
-Dtype = Annotated[
+KvCacheDtype = Annotated[
     Literal["auto", "float32", "bf16", "int8"] | None,
     typer.Option(
         "--kv-cache-dtype",

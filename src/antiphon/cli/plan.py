@@ -72,10 +72,10 @@ def print_plan(console: Console, made: ReadPlan) -> None:
     if made.read_again_shards:
         console.print(f"  {'read again':<18}{made.read_again_shards:>12,}   in every round: raise --disk-memory")
     console.print(f"\na round goes in {made.waves:,} {'wave' if made.waves == 1 else 'waves'}")
+    rates = f"{made.matrix_flops_per_second / 1e9:,.0f} GFLOP/s, {made.bandwidth_bytes_per_second / 1e9:,.1f} GB/s"
     console.print(
-        f"at least {made.least_read_seconds:,.1f} s to read, {made.least_round_seconds:,.1f} s a round before any reply "
-        f"is written ({made.matrix_flops_per_second / 1e9:,.0f} GFLOP/s, {made.bandwidth_bytes_per_second / 1e9:,.1f} GB/s "
-        f"measured)"
+        f"at least {made.least_read_seconds:,.1f} s to read, {made.least_round_seconds:,.1f} s a round before its "
+        f"replies are written (measured: {rates})"
     )
 
 
