@@ -70,3 +70,16 @@ class Tier(Protocol):
     def close(self) -> None:
         """Gives up all that need not outlive the process."""
         ...
+
+
+def absent(tier: str, key: bytes) -> TierError:
+    """The error of a state that is not there."""
+    return TierError(f"{tier} tier: there is no state {key.hex()}: its shard is read again")
+
+
+def no_room(tier: str, knob: str, asked_bytes: int, held_bytes: int, limit_bytes: int) -> TierError:
+    """The error of a state that a tier's limit leaves no room for."""
+    return TierError(
+        f"{tier} tier: a state of {asked_bytes:,} bytes does not fit: {held_bytes:,} of {limit_bytes:,} bytes are "
+        f"taken. Raise {knob}; without it the shard is read again"
+    )
