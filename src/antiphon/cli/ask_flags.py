@@ -11,7 +11,10 @@ _MODELS, _DOCUMENT, _METHOD, _MACHINE, _OUTPUT = "Models", "Document", "Method",
 Paths = Annotated[list[str], typer.Argument(metavar="PATH…", help="Files, folders or globs, - for standard input.")]
 Arguments = Annotated[
     list[str],
-    typer.Argument(metavar="PATH… QUESTION", help="Files, folders or globs, - for standard input; last, the question."),
+    typer.Argument(
+        metavar="PATH… QUESTION",
+        help="Files, folders or globs, - for standard input, or @NAME of a saved corpus; last, the question.",
+    ),
 ]
 Worker = Annotated[
     str | None,
