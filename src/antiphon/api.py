@@ -137,8 +137,9 @@ async def ask_async(
     saved = _saved(paths)
     if saved is not None:
         engine = engine or EngineOptions(worker=saved.worker)
-        shards = {"shard_tokens": saved.shard_tokens, "shard_overlap": saved.shard_overlap}
-        options = replace(options or ParSerOptions(), **shards)
+        options = replace(
+            options or ParSerOptions(), shard_tokens=saved.shard_tokens, shard_overlap=saved.shard_overlap
+        )
     document = _document(paths if saved is None else saved)
     async with Engine(engine, on_event) as running:
         answer = await ParSer(running, options).ask(document, question, on_event)
