@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Literal
 
@@ -24,7 +24,7 @@ from antiphon.engine.sampler import Sampled, SampleRow, sample
 from antiphon.scheduler.admission import Admission
 from antiphon.scheduler.counters import Counters
 from antiphon.scheduler.plan import Piece, cut_pieces, num_scores, plan_batch
-from antiphon.scheduler.residency import Post, Residency, Tiers
+from antiphon.scheduler.residency import Post, Residency, Tiers, own_thread
 from antiphon.scheduler.row import FinishReason, Row, RowKind
 from antiphon.scheduler.waiting import Waiting
 
@@ -51,6 +51,8 @@ class Lane:
         step_tokens: int,
         tiers: Tiers | None = None,
         eviction: Eviction = "sweep",
+        clock: Callable[[], float] = time.monotonic,
+        executor: Callable[[str], Executor] = own_thread,
     ) -> None:
         self.name = name
         self.store = store
@@ -60,7 +62,10 @@ class Lane:
         self._step_tokens = step_tokens
         self.counters = Counters()
         self._waiting = Waiting()
-        self.residency = Residency(store, self._waiting, self.counters, tiers or Tiers(), self)
+        self._clock = clock
+        self.residency = Residency(
+            store, self._waiting, self.counters, tiers or Tiers(), self, clock=clock, executor=executor
+        )
         self._admission = Admission(store, self._waiting, self.residency)
         self._alternates = eviction == "sweep"
         if eviction == "sweep":
@@ -133,7 +138,7 @@ class Lane:
             self._admission.admit(self._live, self._fail)
             picked = self._pick()
         if picked is None and self.residency.is_fetching:
-            self._blocked_at = time.monotonic()
+            self._blocked_at = self._clock()
             return False
         if picked is None:
             self._fail_stalled()
@@ -141,11 +146,11 @@ class Lane:
         phase, pieces = picked
         self.num_steps += 1
         self._age(pieces[0].row.kind)
-        started = time.monotonic()
+        started = self._clock()
         try:
             output = self._runner.launch(plan_batch(phase, pieces)).result()
             if phase is Phase.READ:
-                seconds = time.monotonic() - started
+                seconds = self._clock() - started
                 self.residency.measured_read(sum(piece.num_tokens for piece in pieces), seconds)
             self._commit(phase, pieces, output)
         except Exception as error:  # one bad batch must not end the others' rows
@@ -201,7 +206,7 @@ class Lane:
 
     def _unblock(self) -> None:
         if self._blocked_at is not None:
-            self.counters.tier_waits_seconds += time.monotonic() - self._blocked_at
+            self.counters.tier_waits_seconds += self._clock() - self._blocked_at
             self._blocked_at = None
 
     def _rows(self) -> list[Row]:

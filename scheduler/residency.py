@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -66,9 +66,14 @@ class _Moves:
     puts: set[Future[None]] = field(default_factory=set)
 
 
+def own_thread(name: str) -> Executor:
+    """One thread, on which what is handed in runs in order."""
+    return ThreadPoolExecutor(1, name)
+
+
 class Residency:
-    """Only the core's thread calls it, but for what it hands to its own threads. `post` runs a function on the core's
-    thread, and is set when there is one."""
+    """Only the core's thread calls it, but for what it hands to its own threads (`executor` makes them by name, one for
+    each direction). `post` runs a function on the core's thread, and is set when there is one."""
 
     def __init__(
         self,
@@ -77,6 +82,9 @@ class Residency:
         counters: Counters,
         tiers: Tiers,
         host: Host,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        executor: Callable[[str], Executor] = own_thread,
     ) -> None:
         self._store = store
         self._waiting = waiting
@@ -87,8 +95,8 @@ class Residency:
         self._unfetchable: set[bytes] = set()
         self._seconds_per_byte: float | None = None
         self._seconds_per_token: float | None = None
-        self._fetcher = ThreadPoolExecutor(1, "antiphon-fetch")
-        self._putter = ThreadPoolExecutor(1, "antiphon-put")
+        self._clock = clock
+        self._fetcher, self._putter = executor("antiphon-fetch"), executor("antiphon-put")
         self.post: Post = lambda work: work()
         self.spare_pages = spare_pages(store.pool.num_pages)
         store.on_leave, store.on_drop = self._leave, self._drop
@@ -181,7 +189,7 @@ class Residency:
     def _fetch(self, prefix: Prefix, pages: list[int], source: PrefixState | Tier) -> None:
         """On the fetching thread: a state from its tier into its pages, which nobody else uses yet."""
         error: Exception | None = None
-        num_bytes, started = 0, time.monotonic()
+        num_bytes, started = 0, self._clock()
         try:
             state = source if isinstance(source, PrefixState) else source.fetch(prefix.key)
             if state.token_ids != prefix.token_ids or state.num_shared_pages != prefix.num_shared_pages:
@@ -190,7 +198,7 @@ class Residency:
             num_bytes = state.num_bytes
         except Exception as caught:  # whatever went wrong, the prefix can be read again
             error = caught
-        seconds = time.monotonic() - started
+        seconds = self._clock() - started
         self.post(partial(self._arrived, prefix, num_bytes, seconds, error))
 
     def _arrived(self, prefix: Prefix, num_bytes: int, seconds: float, error: Exception | None) -> None:
@@ -240,10 +248,10 @@ class Residency:
     def _put(self, tier: Tier | None, state: PrefixState) -> Future[None]:
         """Hands a state to the putting thread; waits where too many are on their way."""
         while self._moves.puts and len(self._moves.puts) * state.num_bytes > _MAX_LEAVING_BYTES:
-            started = time.monotonic()
+            started = self._clock()
             done, _ = wait(self._moves.puts, return_when="FIRST_COMPLETED")
             self._moves.puts -= done
-            self._counters.tier_waits_seconds += time.monotonic() - started
+            self._counters.tier_waits_seconds += self._clock() - started
         put = self._putter.submit(self._put_now, tier, state)
         self._moves.puts.add(put)
         return put
