@@ -91,8 +91,16 @@ def _narrowed(state: PrefixState) -> PrefixState:
     """In int8, where it is not yet."""
     if state.k.dtype == torch.int8:
         return state
-    (k, k_scale), (v, v_scale) = (stored_form(tensor, torch.int8) for tensor in (state.k, state.v))
+    (k, k_scale), (v, v_scale) = _narrow(state.k), _narrow(state.v)
     return replace(state, k=k, v=v, k_scale=k_scale, v_scale=v_scale)
+
+
+def _narrow(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """As `stored_form`, layer by layer: what it makes on the way then stays in a core's cache."""
+    stored, scale = torch.empty(wide.shape, dtype=torch.int8), torch.empty(wide.shape[:-1])
+    for layer, values in enumerate(wide):
+        stored[layer], scale[layer] = stored_form(values, torch.int8)
+    return stored, scale
 
 
 def _widened(state: PrefixState, dtype: torch.dtype) -> PrefixState:
