@@ -384,10 +384,11 @@ PYBIND11_MODULE(_native, m) {
     py::gil_scoped_release release;
     return read_memory(pointer<const void>(data), num_bytes);
   });
-  m.def("multiply_tiles", [](bool int8, Size num_rounds) {
-    parse_isa("amx");  // refused where the machine has none
+  m.def("multiply_registers", [](const std::string& isa, bool int8, Size num_rounds) {
+    const Isa form = parse_isa(isa);
+    if (form != Isa::kAmx && form != Isa::kAvx512Bf16) throw py::value_error("amx or avx512_bf16, not '" + isa + "'");
     py::gil_scoped_release release;
-    return multiply_tiles(int8, num_rounds);
+    return multiply_registers(form, int8, num_rounds);
   });
   bind_int8_linear(m);
   bind_normed(m);

@@ -6,12 +6,13 @@ same bits whatever rows stand beside it, however many threads compute it and how
 The instruction set is picked at run time, the best that this machine has (csrc/cpu/cpu_features.h); `ANTIPHON_CPU_ISA`
 overrides it:
 
-    amx       AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), and for
-              attention over bfloat16 and int8 keys (queries and softmax weights are rounded to bfloat16); else as
-              avx512
-    avx512    F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
-    avx2      AVX2 and FMA
-    portable  plain C++, for any machine
+    amx          AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), and for
+                 attention over bfloat16 and int8 keys (queries and softmax weights are rounded to bfloat16); else as
+                 avx512
+    avx512_bf16  avx512, and vectors of bfloat16 for bfloat16 weights (activations are rounded to bfloat16)
+    avx512       F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
+    avx2         AVX2 and FMA
+    portable     plain C++, for any machine
 
 An instruction set that has no form of some kernel runs that kernel in its next lower form.
 """
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Storage = Literal["float32", "bfloat16"]
 
 ISA_VARIABLE = "ANTIPHON_CPU_ISA"
-_KNOWN_ISAS = ("amx", "avx512", "avx2", "portable")
+_KNOWN_ISAS = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
 PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
 
 
@@ -55,7 +56,7 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """The instruction set in use: `amx`, `avx512`, `avx2` or `portable`.
+    """The instruction set in use: `amx`, `avx512_bf16`, `avx512`, `avx2` or `portable`.
 
     ValueError if ANTIPHON_CPU_ISA asks for what is not there.
     """

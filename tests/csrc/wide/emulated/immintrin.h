@@ -185,6 +185,18 @@ EMULATED __m256bh _mm512_cvtneps_pbh(__m512 v) {
   return out;
 }
 
+// Two multiply-adds, the odd elements' first; MXCSR is not asked: subnormal numbers are zeros throughout.
+EMULATED __m512 _mm512_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
+  const auto element = [](__m512bh v, int i) {
+    return emulated::flush(emulated::from_bfloat16(static_cast<std::uint16_t>(v[i])));
+  };
+  for (int i = 0; i < 16; ++i) {
+    const float odd = std::fmaf(element(a, 2 * i + 1), element(b, 2 * i + 1), emulated::flush(sums[i]));
+    sums[i] = emulated::flush(std::fmaf(element(a, 2 * i), element(b, 2 * i), emulated::flush(odd)));
+  }
+  return sums;
+}
+
 // Integers.
 EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 EMULATED __m512i _mm512_slli_epi32(__m512i v, unsigned count) { return (__m512i)((emulated::u32x16)v << count); }
