@@ -218,7 +218,8 @@ const AttentionForm& parse_attention_isa(const std::string& isa, KvStorage stora
   static_cast<void>(storage);
 #if defined(__x86_64__)
   if (parsed == Isa::kAmx && storage != KvStorage::kFloat32) return kAmxAttention;
-  if (parsed != Isa::kPortable) return kAvx2Attention;  // AVX-512 has no form of its own
+  if (parsed == Isa::kAvx512Bf16 && storage != KvStorage::kFloat32) return kAvx512Bf16Attention;
+  if (parsed != Isa::kPortable) return kAvx2Attention;  // AVX-512 without BF16 has no form of its own
 #endif
   static_cast<void>(parsed);
   return kPortableAttention;

@@ -9,7 +9,8 @@ overrides it:
     amx          AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), and for
                  attention over bfloat16 and int8 keys (queries and softmax weights are rounded to bfloat16); else as
                  avx512
-    avx512_bf16  avx512, and vectors of bfloat16 for bfloat16 weights (activations are rounded to bfloat16)
+    avx512_bf16  avx512, and vectors of bfloat16 for bfloat16 weights and for attention over bfloat16 and int8 keys
+                 (what is rounded on AMX is rounded here)
     avx512       F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
     avx2         AVX2 and FMA
     portable     plain C++, for any machine

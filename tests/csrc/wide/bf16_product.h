@@ -107,8 +107,9 @@ class Checks {
  private:
   void check_shapes() {
     for (const Shape& shape : {Shape{1, 1, 1}, Shape{2, 31, 15}, Shape{15, 32, 16}, Shape{16, 33, 17},
-                               Shape{17, 64, 31}, Shape{31, 65, 32}, Shape{32, 96, 33}, Shape{33, 447, 64}, Shape{47, 448, 65},
-                               Shape{48, 449, 100}, Shape{5, 896, 3}, Shape{49, 897, 70}, Shape{130, 100, 97},
+                               Shape{17, 64, 31}, Shape{31, 65, 32}, Shape{32, 96, 33}, Shape{33, 447, 64},
+                               Shape{47, 448, 65}, Shape{48, 449, 100}, Shape{5, 896, 3}, Shape{49, 897, 70},
+                               Shape{130, 100, 97},
                                Shape{3, 2000, 40}, Shape{36, 1800, 100}}) {
       check_shape(shape);
     }
@@ -190,7 +191,8 @@ inline void check_large_y(const Form& form, checks::Report& report) {
     for (const std::ptrdiff_t shift : {0, 1}) {
       const long before = emulated::num_streamed;
       report.expect_equal(Layer(form, o).run_at(shift, rows),
-                          Floats(expected.begin(), expected.begin() + rows * shape.columns), "a large y has the same bits");
+                          Floats(expected.begin(), expected.begin() + rows * shape.columns),
+                          "a large y has the same bits");
       const bool streams = rows == shape.rows && shift == 0;
       report.expect(emulated::num_streamed - before == (streams ? rows * shape.columns / 16 : 0),
                     "whole lines of a large y, and nothing else, go past the caches");
