@@ -92,6 +92,7 @@ struct Form {
     load_attention_config(reinterpret_cast<const char*>(ones));
   }
   ANTIPHON_AMX static void end() { _tile_release(); }
+  static std::ptrdiff_t prefetches(std::ptrdiff_t) { return 4; }
 
   template <bool kInt8>
   static void run_units(const Unit* units, std::ptrdiff_t num_units, const Scratch& scratch, PagePrefetch& prefetch) {

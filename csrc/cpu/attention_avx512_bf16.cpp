@@ -17,7 +17,8 @@ using bf16::RowTile;
 using bf16::Scratch;
 using bf16::Unit;
 
-constexpr int kLines = 16;  // sums at once
+constexpr int kLines = 16;                // sums at once
+constexpr std::ptrdiff_t kPrefetches = 3;  // beside each kLines of them
 
 ANTIPHON_INLINE std::int32_t pair_at(const char* at) {
   std::int32_t pair;
@@ -69,20 +70,32 @@ ANTIPHON_AVX512_BF16 ANTIPHON_INLINE void multiply(typename Rows::Sums (&sums)[k
   }
 }
 
-template <typename Rows>
-ANTIPHON_AVX512_BF16 void score(const Unit& unit, float* scores, PagePrefetch& prefetch) {
+// kSteps is 0, or the block's `steps`, so that the lines' addresses are constants apart.
+template <typename Rows, std::ptrdiff_t kSteps>
+ANTIPHON_AVX512_BF16 void score_steps(const Unit& unit, float* scores, PagePrefetch& prefetch) {
   const PackedBlock& block = *unit.block;
+  const std::ptrdiff_t steps = kSteps > 0 ? kSteps : block.steps;
+  const std::ptrdiff_t key_bytes = steps * bf16::kLineBytes;
   for (std::ptrdiff_t key = 0; key < kPageKeys; key += kLines) {
-    prefetch.step();
+    for (std::ptrdiff_t i = 0; i < kPrefetches; ++i) prefetch.step();
     typename Rows::Sums sums[kLines];
     ANTIPHON_UNROLL(16)
     for (int line = 0; line < kLines; ++line) sums[line] = Rows::zero();
-    multiply<Rows>(sums, block.keys + key * block.key_bytes, block.key_bytes, unit.tile.queries,
-                   block.steps * bf16::kStepDims / 2);
+    multiply<Rows>(sums, block.keys + key * key_bytes, key_bytes, unit.tile.queries, steps * bf16::kStepDims / 2);
     ANTIPHON_UNROLL(16)
     for (int line = 0; line < kLines; ++line) {
       _mm512_storeu_ps(scores + (key + line) * kTileRows, Rows::widened(sums[line]));
     }
+  }
+}
+
+template <typename Rows>
+void score(const Unit& unit, float* scores, PagePrefetch& prefetch) {
+  switch (unit.block->steps) {
+    case 2: return score_steps<Rows, 2>(unit, scores, prefetch);
+    case 4: return score_steps<Rows, 4>(unit, scores, prefetch);
+    case 8: return score_steps<Rows, 8>(unit, scores, prefetch);
+    default: return score_steps<Rows, 0>(unit, scores, prefetch);
   }
 }
 
@@ -113,10 +126,11 @@ ANTIPHON_AVX512_BF16 void add_weights(const RowTile& tile, const char* weights) 
 }
 
 template <typename Rows>
-ANTIPHON_AVX512_BF16 void add_values(const Unit& unit, const char* weights) {
+ANTIPHON_AVX512_BF16 void add_values(const Unit& unit, const char* weights, PagePrefetch& prefetch) {
   const PackedBlock& block = *unit.block;
   const std::ptrdiff_t half = 2 * block.steps * bf16::kTileBytes;  // of the values: 32 keys
   for (std::ptrdiff_t tile = 0; tile < 2 * block.steps; ++tile) {
+    for (std::ptrdiff_t i = 0; i < kPrefetches; ++i) prefetch.step();
     float* accumulator = unit.tile.accumulator + tile * kLines * kTileRows;
     const char* values = block.values + tile * bf16::kTileBytes;
     typename Rows::Sums sums[kLines];
@@ -132,6 +146,7 @@ ANTIPHON_AVX512_BF16 void add_values(const Unit& unit, const char* weights) {
 struct Form {
   static void begin() {}
   static void end() {}
+  static std::ptrdiff_t prefetches(std::ptrdiff_t steps) { return kPrefetches * (kPageKeys / kLines + 2 * steps); }
 
   template <bool kInt8>
   static void run_units(const Unit* units, std::ptrdiff_t num_units, const Scratch& scratch, PagePrefetch& prefetch) {
@@ -142,7 +157,7 @@ struct Form {
       (few ? score<EightRows> : score<SixteenRows>)(*unit, scores, prefetch);
       unit->tile.masked ? soften<kInt8, true>(*unit, scores, weights) : soften<kInt8, false>(*unit, scores, weights);
       if (!kInt8) add_weights(unit->tile, weights);
-      (few ? add_values<EightRows> : add_values<SixteenRows>)(*unit, weights);
+      (few ? add_values<EightRows> : add_values<SixteenRows>)(*unit, weights, prefetch);
       if (!kInt8 && unit->block->first_bad_key < kPageKeys) bf16::spoil(*unit->block, unit->tile);
     }
   }

@@ -22,6 +22,7 @@ static_assert(2 * kChunkBlocks <= PagePrefetch::kMostPages, "a chunk's pages of 
 // One item under one KV head. A form is
 //   begin(), end()                                      what a thread needs before the first unit and after the last
 //   run_units<kInt8>(units, count, scratch, prefetch)   units of one chunk, one after the other
+//   prefetches(steps)                                   how often a unit calls prefetch.step()
 template <typename Form, bool kInt8>
 class Work {
  public:
@@ -139,7 +140,7 @@ class Work {
     }
     std::ptrdiff_t num_units = 0;
     for (std::ptrdiff_t i = 0; i < count; ++i) num_units += find_tiles(runs_[first + i], places_[i]);
-    prefetch.start(item_.page_bytes(), 4 * num_units + 8 * steps_ * count);  // in units and in packing
+    prefetch.start(item_.page_bytes(), Form::prefetches(steps_) * num_units + 8 * steps_ * count);  // in units and in packing
     for (std::ptrdiff_t i = 0; i < count; ++i) pack(runs_[first + i], places_[i], prefetch);
     for (std::ptrdiff_t tile = 0; tile < num_tiles_; tile += kGroupTiles) {
       Unit units[kChunkBlocks * kGroupTiles];

@@ -24,12 +24,12 @@ namespace {
 constexpr std::ptrdiff_t kMaxTileRows = 12;
 constexpr std::ptrdiff_t kStepPairs = kAmxBf16StepK / 2;
 constexpr std::ptrdiff_t kStepLines = amx::kPanelStepBytes / amx::kLineBytes;
-constexpr std::ptrdiff_t kMaxBlockSteps = 64;       // of k: a panel's block is 128 KiB
+constexpr std::ptrdiff_t kMaxBlockSteps = 64;       // of k: a panel's block is 128 KiB at most
 constexpr std::ptrdiff_t kSpanBytes = 448 << 10;    // of packed x, of a block of k
 constexpr std::ptrdiff_t kChunkBytes = 8 << 20;     // of packed x
 constexpr std::ptrdiff_t kInPlaceBytes = 64 << 10;  // packing less of x costs less than waking a thread
 constexpr std::ptrdiff_t kMaxTaskPanels = 8;
-constexpr std::ptrdiff_t kTasksPerThread = 8;  // at least, where there is that much: the last ones end together
+constexpr std::ptrdiff_t kTasksPerThread = 8;       // at least, where there is that much: the last ones end together
 
 // 32 values rounded to bfloat16, or the first `count` of them and zeros.
 ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m512i bf16_line(const float* values, std::ptrdiff_t count) {
