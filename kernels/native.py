@@ -36,6 +36,7 @@ Storage = Literal["float32", "bfloat16"]
 
 ISA_VARIABLE = "ANTIPHON_CPU_ISA"
 _KNOWN_ISAS = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
+_LARGE_BYTES = 4 << 20
 PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
 
 
@@ -150,7 +151,7 @@ class NativePackedLinear:
             residual = residual.contiguous()
         x = x.contiguous()
         if out is None:
-            out = torch.empty(shape, dtype=torch.float32)
+            out = advised(torch.empty(shape, dtype=torch.float32))
         else:
             self._check_operand("out", out, self.out_features)
             if tuple(out.shape) != shape or not out.is_contiguous():
@@ -174,6 +175,14 @@ class NativePackedLinear:
 def extension() -> ModuleType:
     """The C++ extension. ImportError without it."""
     return importlib.import_module("antiphon.kernels._native")
+
+
+def advised(out: Tensor) -> Tensor:
+    """A new tensor that a kernel will fill, asked for in huge pages if it is large: the allocator takes such memory
+    from the system anew each time, and page faults of 4 KiB cost more than many kernels do."""
+    if out.nbytes >= _LARGE_BYTES:
+        extension().advise_huge_pages(out.data_ptr(), out.nbytes)
+    return out
 
 
 def overlap(left: Tensor, right: Tensor) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -245,6 +247,25 @@ def test_an_unknown_instruction_set_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(native.ISA_VARIABLE, "avx3")
     with pytest.raises(ValueError, match="amx, avx512_bf16, avx512, avx2, portable"):
         native.pack_linear(torch.zeros(4, 4))
+
+
+def may_have_huge_pages(tensor: Tensor) -> bool:
+    """Whether the system was asked for huge pages in the middle of a tensor."""
+    middle, inside = tensor.data_ptr() + tensor.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= middle < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    return False
+
+
+def test_a_large_result_is_asked_for_in_huge_pages_and_no_other_memory_is() -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        return  # a system without them has nothing to ask for
+    layer = native.pack_linear(torch.ones(2048, 8))
+    assert may_have_huge_pages(layer(torch.ones(8192, 8)))  # 64 MiB: more than malloc ever keeps
+    assert not may_have_huge_pages(torch.empty(8192, 2048))
 
 
 def run_python(code: str) -> str:
