@@ -29,6 +29,11 @@ def models_folder() -> Path:
     return _made(cache_folder() / "models")
 
 
+def corpora_folder() -> Path:
+    """The folder of saved corpora. Made if missing."""
+    return _made(cache_folder() / "corpora")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that any reader sees all of it or nothing: under a name of its own, then renamed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -53,6 +58,15 @@ def file_lock(path: Path) -> Iterator[None]:
             # Polled, so that Ctrl-C ends the wait on every platform.
             time.sleep(_POLL_SECONDS)
         yield
+
+
+def try_file_lock(path: Path) -> IO[bytes] | None:
+    """The same lock without a wait: the open file that holds it until it is closed, or None where another holds it."""
+    file = path.open("a+b")
+    if _try_lock(file):
+        return file
+    file.close()
+    return None
 
 
 def _made(folder: Path) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from antiphon.engine.config import ModelConfig
@@ -145,6 +147,32 @@ class KVCache:
         for pool in self._pools():
             self._copy_pages(pool, PAGE_TOKENS, source, target)
 
+    def copy_out(self, pages: Sequence[int], num_tokens: int) -> dict[str, Tensor]:
+        """Contiguous copies of the first `num_tokens` tokens of these pages: `k` and `v`
+        `[layers, kv_heads, num_tokens, head_dim]`, with int8 `k_scale` and `v_scale` without the last dimension.
+        Safe on any thread while nobody writes to the pages."""
+        copies = {}
+        for name, pool in self._named_pools():
+            copy = torch.empty((*pool.shape[:2], num_tokens, *pool.shape[3:]), dtype=pool.dtype)
+            for start, stop, slot in _runs(pages, num_tokens):
+                _raw(copy)[:, :, start:stop] = _raw(pool)[:, :, slot : slot + stop - start]
+            copies[name] = copy
+        return copies
+
+    def copy_in(self, pages: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """The reverse of `copy_out`, bit for bit; raises `AntiphonError` where names, dtypes or shapes are others.
+        Safe on any thread while nobody else reads or writes the pages."""
+        num_tokens = tensors["k"].shape[2] if "k" in tensors else 0
+        expected = {
+            name: (pool.dtype, (*pool.shape[:2], num_tokens, *pool.shape[3:])) for name, pool in self._named_pools()
+        }
+        found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        if found != expected or num_pages_for(num_tokens) > len(pages):
+            raise AntiphonError(f"kv pages: a state of {found} does not fit {len(pages)} pages of {expected}")
+        for name, pool in self._named_pools():
+            for start, stop, slot in _runs(pages, num_tokens):
+                _raw(pool)[:, :, slot : slot + stop - start] = _raw(tensors[name])[:, :, start:stop]
+
     def poison_pages(self, pages: Iterable[int]) -> None:
         """Fills freed pages with NaN (only with `poison`)."""
         if self._poison:
@@ -153,5 +181,27 @@ class KVCache:
                 for pool in floats:
                     pool[:, :, page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS] = float("nan")
 
+    def _named_pools(self) -> list[tuple[str, Tensor]]:
+        named = (("k", self.k), ("v", self.v), ("k_scale", self.k_scale), ("v_scale", self.v_scale))
+        return [(name, pool) for name, pool in named if pool is not None]
+
     def _pools(self) -> list[Tensor]:
-        return [pool for pool in (self.k, self.v, self.k_scale, self.v_scale) if pool is not None]
+        return [pool for _, pool in self._named_pools()]
+
+
+def _runs(pages: Sequence[int], num_tokens: int) -> Iterator[tuple[int, int, int]]:
+    """Spans of tokens (start, stop) whose slots follow each other, and the first slot of each."""
+    start = 0
+    while start < num_tokens:
+        first = start // PAGE_TOKENS
+        last = first + 1
+        while last * PAGE_TOKENS < num_tokens and pages[last] == pages[last - 1] + 1:
+            last += 1
+        stop = min(num_tokens, last * PAGE_TOKENS)
+        yield start, stop, pages[first] * PAGE_TOKENS
+        start = stop
+
+
+def _raw(tensor: Tensor) -> NDArray[np.generic]:
+    """The same memory for numpy, which copies on the caller's thread alone (torch would wake a pool of its own)."""
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()

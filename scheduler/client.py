@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from antiphon.engine.errors import AbortedError
 from antiphon.engine.grammar import GrammarCompiler
-from antiphon.engine.prefix_store import Prefix
+from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.core import Core
 from antiphon.scheduler.lane import Lane
@@ -58,33 +58,35 @@ class LaneClient:
             raise
 
     async def read_prefix(
-        self, token_ids: Sequence[int], parent: Prefix | None = None, *, pinned: bool = True
+        self, token_ids: Sequence[int], parent: Prefix | None = None, *, keep: Keep = Keep.PINNED
     ) -> RowResult:
         """See `read_prefixes`, for one."""
-        return (await self.read_prefixes([token_ids], parent, pinned=pinned))[0]
+        return (await self.read_prefixes([token_ids], parent, keep=keep))[0]
 
     async def read_prefixes(
         self,
         token_lists: Sequence[Sequence[int]],
         parent: Prefix | None = None,
         *,
-        pinned: bool = True,
+        keep: Keep = Keep.PINNED,
+        save: bool = False,
         on_done: Callable[[int, RowResult], None] | None = None,
     ) -> list[RowResult]:
-        """Declares prefixes: `parent`'s tokens followed by each of `token_lists`. Those that are kept already are not
-        read again (`cached_tokens` says so). Each result's `prefix` has one user: release it with `release`."""
+        """Declares prefixes: `parent`'s tokens followed by each of `token_lists`. Those that are kept already, in the
+        pool or (movable ones) in a tier, are not read again (`cached_tokens` says so). With `save` the states of those
+        that are read are put into the saved tier. Each result's `prefix` has one user: release it with `release`."""
         before = parent.token_ids if parent is not None else ()
         wholes = [[*before, *token_ids] for token_ids in token_lists]
         params = SamplingParams(max_new_tokens=0)
         rows: list[Row] = []
         indices: list[int] = []
         results: dict[int, RowResult] = {}
-        for index, known in enumerate(await self._find_and_use(wholes)):
+        for index, known in enumerate(await self._find_and_use(wholes, parent, keep, save)):
             if known is None:
-                rows.append(Row(RowKind.READ, wholes[index], params, prefix=parent, declare_pinned=pinned))
+                rows.append(Row(RowKind.READ, wholes[index], params, prefix=parent, keep=keep, save=save))
                 indices.append(index)
                 continue
-            results[index] = _known_result(known)
+            results[index] = known
             if on_done is not None:
                 on_done(index, results[index])
 
@@ -110,15 +112,13 @@ class LaneClient:
         done = [row.future.result() for row in rows if row.future.done() and row.future.exception() is None]
         self.release([result.prefix for result in (*done, *known.values()) if result.prefix is not None])
 
-    async def _find_and_use(self, token_lists: Sequence[Sequence[int]]) -> list[Prefix | None]:
+    async def _find_and_use(
+        self, token_lists: Sequence[Sequence[int]], parent: Prefix | None, keep: Keep, save: bool
+    ) -> list[RowResult | None]:
         """The declared prefix of each, with one user more, where it is kept already."""
 
-        def find() -> list[Prefix | None]:
-            prefixes = [self.lane.store.find_declared(token_ids) for token_ids in token_lists]
-            for prefix in prefixes:
-                if prefix is not None:
-                    self.lane.store.use(prefix)
-            return prefixes
+        def find() -> list[RowResult | None]:
+            return [self._find(token_ids, parent, keep, save) for token_ids in token_lists]
 
         found = self.core.call(find)
         try:
@@ -127,12 +127,27 @@ class LaneClient:
             found.add_done_callback(self._release_found)
             raise
 
-    def _release_found(self, found: Future[list[Prefix | None]]) -> None:
+    def _find(self, token_ids: Sequence[int], parent: Prefix | None, keep: Keep, save: bool) -> RowResult | None:
+        """On the core's thread. What is to be saved counts as kept only where it is saved, or is in the pool."""
+        store, residency = self.lane.store, self.lane.residency
+        prefix = store.find_declared(token_ids)
+        if prefix is not None and save and not store.is_resident(prefix) and not residency.is_saved(prefix.key):
+            return None
+        if prefix is not None:
+            store.use(prefix)
+        elif keep is Keep.MOVABLE and residency.knows(store.chain_key(token_ids)):
+            prefix = store.declare(token_ids, (), keep=keep, parent=parent)
+        else:
+            return None
+        return _known_result(prefix, residency.save(prefix) if save else None)
+
+    def _release_found(self, found: Future[list[RowResult | None]]) -> None:
         if found.exception() is None:
-            self.release([prefix for prefix in found.result() if prefix is not None])
+            known = [result for result in found.result() if result is not None]
+            self.release([result.prefix for result in known if result.prefix is not None])
 
 
-def _known_result(prefix: Prefix) -> RowResult:
+def _known_result(prefix: Prefix, saved: Future[None] | None) -> RowResult:
     return RowResult(
         token_ids=prefix.token_ids,
         new_token_ids=(),
@@ -142,6 +157,7 @@ def _known_result(prefix: Prefix) -> RowResult:
         prefill_tokens=0,
         cached_tokens=prefix.num_tokens,
         prefix=prefix,
+        saved=saved,
     )
 
 

@@ -27,6 +27,8 @@ class Core:
     def __init__(self, lanes: Mapping[str, Lane]) -> None:
         self.lanes = dict(lanes)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        for lane in self.lanes.values():
+            lane.connect(self._inbox.put)
         self._thread: threading.Thread | None = None
         self._inbox_lock = threading.Lock()  # what is handed in is done or refused, also while the thread ends
         self._stopping = False
@@ -60,10 +62,8 @@ class Core:
     def run_until_idle(self) -> None:
         """Steps on the caller's thread until there is nothing to do, then checks that no page is lost."""
         while True:
-            self._drain()
-            if not self._step():
-                if not self._inbox.empty():
-                    continue
+            self._drain(wait=self._is_fetching() and not self._has_work())
+            if not self._step() and self._inbox.empty() and not self._is_fetching():
                 self.check_integrity()
                 return
 
@@ -100,13 +100,16 @@ class Core:
         self._refuse_calls()
         self._drain()
         for lane in self.lanes.values():
-            lane.abort_all(self._closed_error())
+            lane.close(self._closed_error())
 
     def _closed_error(self) -> AbortedError:
         return AbortedError(f"the engine is closed{f': {self._fault}' if self._fault else ''}")
 
     def _has_work(self) -> bool:
         return any(lane.has_work for lane in self.lanes.values())
+
+    def _is_fetching(self) -> bool:
+        return any(lane.residency.is_fetching for lane in self.lanes.values())
 
     def _drain(self, *, wait: bool = False) -> None:
         """Does what was handed in; with `wait`, blocks until there is something."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,25 +14,24 @@ from numpy.typing import NDArray
 
 from antiphon.engine.batch import Phase
 from antiphon.engine.errors import AbortedError, AntiphonError, CapacityError, InputError
+from antiphon.engine.eviction import FurthestNextUse
 from antiphon.engine.grammar import GrammarState
-from antiphon.engine.pages import PAGE_TOKENS, num_pages_for
-from antiphon.engine.prefix_store import PrefixStore
+from antiphon.engine.pages import num_pages_for
+from antiphon.engine.prefix_store import Prefix, PrefixStore
 from antiphon.engine.random_numbers import row_identity
 from antiphon.engine.runner import ModelRunner, StepOutput
 from antiphon.engine.sampler import Sampled, SampleRow, sample
+from antiphon.scheduler.admission import Admission
+from antiphon.scheduler.counters import Counters
 from antiphon.scheduler.plan import Piece, cut_pieces, num_scores, plan_batch
+from antiphon.scheduler.residency import Post, Residency, Tiers, own_thread
 from antiphon.scheduler.row import FinishReason, Row, RowKind
+from antiphon.scheduler.waiting import Waiting
+
+Eviction = Literal["sweep", "lru"]
 
 # After this many steps for other kinds of rows, a less urgent kind gets one: nothing starves.
 _AGEING_STEPS = 16
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What an owner's last row left: pages that hold `token_ids`."""
-
-    pages: list[int]
-    token_ids: list[int]
 
 
 class Lane:
@@ -43,7 +42,17 @@ class Lane:
     """
 
     def __init__(
-        self, name: str, runner: ModelRunner, store: PrefixStore, eos_ids: frozenset[int], *, step_tokens: int
+        self,
+        name: str,
+        runner: ModelRunner,
+        store: PrefixStore,
+        eos_ids: frozenset[int],
+        *,
+        step_tokens: int,
+        tiers: Tiers | None = None,
+        eviction: Eviction = "sweep",
+        clock: Callable[[], float] = time.monotonic,
+        executor: Callable[[str], Executor] = own_thread,
     ) -> None:
         self.name = name
         self.store = store
@@ -51,10 +60,19 @@ class Lane:
         self._runner = runner
         self._eos_ids = eos_ids
         self._step_tokens = step_tokens
-        self._waiting: dict[RowKind, deque[Row]] = {kind: deque() for kind in RowKind}
+        self.counters = Counters()
+        self._waiting = Waiting()
+        self._clock = clock
+        self.residency = Residency(
+            store, self._waiting, self.counters, tiers or Tiers(), self, clock=clock, executor=executor
+        )
+        self._admission = Admission(store, self._waiting, self.residency)
+        self._alternates = eviction == "sweep"
+        if eviction == "sweep":
+            store.policy = FurthestNextUse(self._waiting.next_use)
         self._live: dict[RowKind, list[Row]] = {kind: [] for kind in RowKind}
         self._held: list[Row] = []
-        self._kept: dict[object, _Kept] = {}
+        self._blocked_at: float | None = None  # since when all that is left waits for a tier
         self._steps_since = dict.fromkeys(RowKind, 0)
 
     @property
@@ -64,39 +82,76 @@ class Lane:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something. Held rows wait for other rows, not for a step."""
-        return any(self._waiting.values()) or any(self._live.values())
+        """Whether a step would do something. Held rows wait for other rows, rows over a prefix that is on its way for
+        that; neither for a step."""
+        return self._blocked_at is None and (bool(self._waiting) or any(self._live.values()))
 
     def urgency(self) -> RowKind:
         """The most urgent kind of row that waits for a step."""
-        return min(kind for kind in RowKind if self._waiting[kind] or self._live[kind])
+        return min(kind for kind in RowKind if self._waiting.has(kind) or self._live[kind])
 
-    def submit(self, row: Row) -> None:
-        """Takes a row, with what was kept for its owner; fails it at once, and alone, where it could never fit."""
-        self._take_kept(row)
+    def connect(self, post: Post) -> None:
+        """`post` runs a function on the core's thread: how movement between tiers is told."""
+
+        def wake(work: Callable[[], None]) -> None:
+            def run() -> None:
+                self._unblock()
+                work()
+
+            post(run)
+
+        self.residency.post = wake
+
+    def open_corpus(self, corpus: Hashable, prefixes: Sequence[Prefix]) -> None:
+        """From now on rows of this corpus run in sweeps over its prefixes."""
+        self._waiting.open(corpus, prefixes, alternates=self._alternates)
+
+    def close_corpus(self, corpus: Hashable) -> None:
+        """Forgets a corpus's sweeps."""
+        self._waiting.close(corpus)
+
+    def submit(self, row: Row, *, first: bool = False) -> None:
+        """Takes a row, with what was kept for its owner; fails it at once, and alone, where it could never fit. `first`
+        puts it before the others of its kind."""
+        self._unblock()
+        self._admission.take_kept(row)
         refusal = self._refusal(row)
         if refusal is not None:
             self._fail(row, refusal)
             return
         row.identity = row_identity(row.token_ids)
         row.phase = Phase.READ if row.kind is RowKind.READ else Phase.EXTEND
-        self._waiting[row.kind].append(row)
+        self._waiting.add(row, first=first)
+
+    def fail_waiting(self, prefix: Prefix, error: Exception) -> None:
+        """Ends the rows that wait for a prefix which cannot be brought into the pool."""
+        for row in list(self._waiting):
+            if row.prefix is prefix:
+                self._fail(row, error)
 
     def step(self) -> bool:
-        """Admits what fits and runs one batch. False where nothing could run: then the first waiting row was failed."""
-        self._admit()
+        """Admits what fits and runs one batch. False where nothing could run: then all waits for a tier, or the first
+        waiting row was failed."""
+        self._admission.admit(self._live, self._fail)
         picked = self._pick()
-        while picked is None and self._make_room():
-            self._admit()
+        while picked is None and not self.residency.is_fetching and self._admission.make_room(self._held):
+            self._admission.admit(self._live, self._fail)
             picked = self._pick()
+        if picked is None and self.residency.is_fetching:
+            self._blocked_at = self._clock()
+            return False
         if picked is None:
             self._fail_stalled()
             return False
         phase, pieces = picked
         self.num_steps += 1
         self._age(pieces[0].row.kind)
+        started = self._clock()
         try:
             output = self._runner.launch(plan_batch(phase, pieces)).result()
+            if phase is Phase.READ:
+                seconds = self._clock() - started
+                self.residency.measured_read(sum(piece.num_tokens for piece in pieces), seconds)
             self._commit(phase, pieces, output)
         except Exception as error:  # one bad batch must not end the others' rows
             for piece in pieces:
@@ -105,18 +160,20 @@ class Lane:
 
     def resume(self, row: Row) -> None:
         """A gate's decision: the row goes on with the first token it sampled."""
+        self._unblock()
         self._held.remove(row)
         if row.pages:
             self._live[row.kind].append(row)
         else:
             row.phase = Phase.EXTEND
-            self._waiting[row.kind].append(row)
+            self._waiting.add(row)
         self._take_token(row, row.first_token_id)
 
     def retire(self, row: Row) -> None:
         """A gate's decision: the row ends with its suffix."""
         self._held.remove(row)
         self._live[row.kind].append(row)
+        self.counters.rows_gated += 1
         self._finish(row, FinishReason.GATED)
 
     def abort(self, rows: Sequence[Row], error: AbortedError | None = None) -> None:
@@ -134,16 +191,26 @@ class Lane:
     def drop_kept(self, owner: object) -> None:
         """Ends what runs for `owner`, and releases what was kept for it."""
         self.abort([row for row in self._rows() if row.owner is owner])
-        if owner in self._kept:
-            self.store.release(self._kept.pop(owner).pages)
+        self._admission.drop_kept(owner)
 
     def check_integrity(self) -> None:
         """Raises unless rows, sessions and the store account for every page."""
         rows = [row.pages for row in self._rows()]
-        self.store.pool.check_integrity([*rows, *self.store.holders(), *(kept.pages for kept in self._kept.values())])
+        kept = [kept.pages for kept in self._admission.kept.values()]
+        self.store.pool.check_integrity([*rows, *kept, *self.store.holders(), *self.residency.holders()])
+
+    def close(self, error: AbortedError) -> None:
+        """Ends every row and all movement."""
+        self.residency.close()
+        self.abort_all(error)
+
+    def _unblock(self) -> None:
+        if self._blocked_at is not None:
+            self.counters.tier_waits_seconds += self._clock() - self._blocked_at
+            self._blocked_at = None
 
     def _rows(self) -> list[Row]:
-        return [row for group in (*self._waiting.values(), *self._live.values(), self._held) for row in group]
+        return [*self._waiting, *(row for group in (*self._live.values(), self._held) for row in group)]
 
     def _refusal(self, row: Row) -> AntiphonError | None:
         """Why this row could never run, or would end others' rows with its own."""
@@ -163,51 +230,6 @@ class Lane:
                 f"{self.store.pool.num_pages}. Raise --memory or ask for fewer tokens."
             )
         return None
-
-    def _take_kept(self, row: Row) -> None:
-        """Gives the row what was kept for its owner. Where the owner never took its last row's result (it was cancelled
-        just then) the tokens differ: the pages are given up, and full ones are found again by `match_cached`."""
-        kept = self._kept.pop(row.owner, None)
-        if kept is None:
-            return
-        num_tokens = len(kept.token_ids)
-        if num_tokens < len(row.token_ids) and row.token_ids[:num_tokens] == kept.token_ids:
-            row.pages, row.context_tokens, row.cached_tokens = kept.pages, num_tokens, num_tokens
-        else:
-            self.store.release(kept.pages)
-
-    def _admit(self) -> None:
-        for kind in RowKind:
-            queue = self._waiting[kind]
-            while queue:
-                row = queue[0]
-                try:
-                    if not self._take_pages(row):
-                        return  # a less urgent row must not take the pages that this one waits for
-                except AntiphonError as error:  # its prefix was released while it waited
-                    self._fail(row, error)
-                    continue
-                self._live[kind].append(queue.popleft())
-
-    def _take_pages(self, row: Row) -> bool:
-        """Gives a row all the pages it can come to need; False, with nothing taken, where they are not free."""
-        held = list(row.pages)
-        try:
-            if row.prefix is not None and not row.pages:
-                row.pages = self.store.fork(row.prefix)
-                row.context_tokens = row.cached_tokens = row.prefix.num_tokens
-            elif row.use_cached and not row.pages:
-                row.pages = self.store.match_cached(row.token_ids)
-                row.context_tokens = row.cached_tokens = len(row.pages) * PAGE_TOKENS
-            missing = num_pages_for(row.max_tokens) - len(row.pages)
-            row.pages = row.pages + self.store.allocate(max(0, missing))
-        except CapacityError:
-            self.store.release(row.pages[len(held) :])
-            row.pages = held
-            if not held:
-                row.context_tokens = row.cached_tokens = 0
-            return False
-        return True
 
     def _pick(self) -> tuple[Phase, list[Piece]] | None:
         """Driver rows, then suffixes and decode rows of the oldest round, then shard reads; all but the first age."""
@@ -230,23 +252,6 @@ class Lane:
     def _age(self, picked: RowKind) -> None:
         for kind, rows in self._live.items():
             self._steps_since[kind] = self._steps_since[kind] + 1 if rows and kind is not picked else 0
-
-    def _make_room(self) -> bool:
-        """Nothing is live and the first waiting row lacks pages: takes those of an idle conversation, of a row that a
-        gate holds, or of a row that waits behind it. What they held is computed again. False if nobody has any."""
-        waiting = [row for kind in RowKind for row in self._waiting[kind]]
-        if not waiting:
-            return False
-        if self._kept:
-            self.store.release(self._kept.pop(next(iter(self._kept))).pages)
-            return True
-        for row in (*reversed(self._held), *reversed(waiting[1:])):
-            if row.pages:
-                self.store.release(row.pages)
-                row.pages, row.context_tokens, row.cached_tokens = [], 0, 0
-                row.score_stop = row.score_stop if row in waiting else 0  # a held row has its scores already
-                return True
-        return False
 
     def _commit(self, phase: Phase, pieces: Sequence[Piece], output: StepOutput) -> None:
         scores = output.scores.tolist()
@@ -328,25 +333,27 @@ class Lane:
 
     def _finish(self, row: Row, reason: FinishReason) -> None:
         self._forget(row)
-        prefix = None
-        if row.declare_pinned is not None:
-            prefix = self.store.declare(row.token_ids, row.pages, pinned=row.declare_pinned)
-            row.pages = []
+        prefix, saved = self._hand_over(row)
         if row.owner is not None:
-            self._keep(row)
+            self._admission.keep(row)
         self.store.release(row.pages)
         row.pages = []
-        row.future.set_result(row.result(reason, prefix))
+        row.future.set_result(row.result(reason, prefix, saved))
 
-    def _keep(self, row: Row) -> None:
-        """Moves the computed pages to the row's owner, and lets later prompts find the full ones."""
-        num_pages = num_pages_for(row.context_tokens)
-        self._kept[row.owner] = _Kept(row.pages[:num_pages], row.token_ids[: row.context_tokens])
-        self.store.insert_cached(row.token_ids[: row.context_tokens], row.pages[:num_pages])
-        row.pages = row.pages[num_pages:]
+    def _hand_over(self, row: Row) -> tuple[Prefix | None, Future[None] | None]:
+        """A read's pages become those of its prefix."""
+        if row.restores is not None:
+            self.store.restore(row.restores, row.pages)
+            row.pages = []
+        if row.keep is None:
+            return None, None
+        prefix = self.store.declare(row.token_ids, row.pages, keep=row.keep, parent=row.prefix)
+        row.pages = []
+        return prefix, self.residency.save(prefix) if row.save else None
 
     def _fail(self, row: Row, error: Exception) -> None:
         """The one place where a row that did not end well gives back what it holds."""
+        self._unblock()
         self._forget(row)
         pages, row.pages = row.pages, []
         try:
@@ -356,15 +363,16 @@ class Lane:
                 row.future.set_exception(error)
 
     def _forget(self, row: Row) -> None:
-        for group in (self._waiting[row.kind], self._live[row.kind], self._held):
+        for group in (self._live[row.kind], self._held):
             if row in group:
                 group.remove(row)
+                return
+        self._waiting.remove(row)
 
     def _fail_stalled(self) -> None:
         """Nothing is live and the first waiting row has no pages: waiting longer would not help it."""
-        waiting = [row for kind in RowKind for row in self._waiting[kind]]
-        if waiting:
-            row, pool = waiting[0], self.store.pool
+        row, pool = next(iter(self._waiting), None), self.store.pool
+        if row is not None:
             self._fail(
                 row,
                 CapacityError(

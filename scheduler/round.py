@@ -7,7 +7,7 @@ together and retire as they finish. A prefix is never computed again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from antiphon.engine.chat import WorkerSuffix
@@ -21,7 +21,8 @@ from antiphon.scheduler.row import FinishReason, Row, RowKind, RowResult
 @dataclass(frozen=True)
 class RoundRequest:
     """`prefixes × suffixes` rows. `grammars[i]` (Lark, or None) is prefix i's; `baseline` is the prefix with no shard
-    text, against which likelihoods are read (needed where the gate scores)."""
+    text, against which likelihoods are read (needed where the gate scores). `corpus` is whose sweep the rows join,
+    where it is open (`Lane.open_corpus`)."""
 
     prefixes: Sequence[Prefix]
     suffixes: Sequence[WorkerSuffix]
@@ -31,6 +32,7 @@ class RoundRequest:
     abstain_ids: Sequence[int] = ()
     baseline: Prefix | None = None
     order: int = 0
+    corpus: Hashable | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ def _build_rows(client: LaneClient, request: RoundRequest) -> tuple[list[Row], l
         gates.append(gate)
         for prefix, lark in zip(request.prefixes, request.grammars, strict=True):
             row = _row(prefix, suffix, request)
+            row.corpus = request.corpus
             row.grammar = None if lark is None else client.grammars.start(lark)
             if request.gate.kind != "none" or request.gate.num_readers is not None:
                 gate.watch(row)

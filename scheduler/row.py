@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -11,7 +11,7 @@ import torch
 
 from antiphon.engine.batch import Phase
 from antiphon.engine.grammar import GrammarState
-from antiphon.engine.prefix_store import Prefix
+from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.engine.sampling_params import SamplingParams
 
 
@@ -34,7 +34,8 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class RowResult:
-    """What a row came to. `token_ids[:context_tokens]` are computed; a read's `prefix` is declared, with one user."""
+    """What a row came to. `token_ids[:context_tokens]` are computed; a read's `prefix` is declared, with one user, and
+    `saved` is done when its state is in the saved tier, where that was asked."""
 
     token_ids: tuple[int, ...]
     new_token_ids: tuple[int, ...]
@@ -45,6 +46,7 @@ class RowResult:
     cached_tokens: int
     logprobs: tuple[float, ...] = ()
     prefix: Prefix | None = None
+    saved: Future[None] | None = None
 
     @property
     def decode_tokens(self) -> int:
@@ -64,6 +66,8 @@ class Row:
     `score_start`/`score_stop` are positions whose tokens' log-probabilities are wanted. `gate`, if given, is called
     with the row and its first logits when its suffix is computed, and must hand it back with `Lane.resume` or
     `Lane.retire`, then or later. With an `owner` (a session) the lane keeps the pages for it when the row ends well.
+    A read's `keep` declares its tokens as a prefix, whose state is also put into the saved tier with `save`; a read
+    that `restores` a prefix gives its pages to that one. `corpus` is whose sweep the row joins (`Waiting`).
     `first_token_at` is `time.perf_counter()` when its suffix was computed and its first token sampled.
     """
 
@@ -79,7 +83,10 @@ class Row:
     score_stop: int = 0
     gate: FirstTokenGate | None = None
     owner: object | None = None
-    declare_pinned: bool | None = None
+    keep: Keep | None = None
+    save: bool = False
+    restores: Prefix | None = None
+    corpus: Hashable | None = None
     use_cached: bool = False
 
     phase: Phase = Phase.EXTEND
@@ -106,7 +113,9 @@ class Row:
         """The longest this row can get."""
         return len(self.token_ids) + self.params.max_new_tokens - len(self.new_token_ids)
 
-    def result(self, reason: FinishReason, prefix: Prefix | None = None) -> RowResult:
+    def result(
+        self, reason: FinishReason, prefix: Prefix | None = None, saved: Future[None] | None = None
+    ) -> RowResult:
         """The row's outcome as it stands."""
         return RowResult(
             token_ids=tuple(self.token_ids),
@@ -118,4 +127,5 @@ class Row:
             cached_tokens=self.cached_tokens,
             logprobs=tuple(self.logprobs[: len(self.new_token_ids)]),
             prefix=prefix,
+            saved=saved,
         )

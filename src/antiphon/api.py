@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from antiphon.loaded_model import LoadedModel
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.parser import ParSer
 from antiphon.results import Answer
+from antiphon.saved_manifest import Manifest
+from antiphon.saving import reading_note, saved_corpus
 from antiphon.scheduler.session import Session
 
 T = TypeVar("T")
@@ -93,8 +96,10 @@ class Engine:
         shard_overlap: int = 0,
         worker_instructions: str,
         on_event: EventSink = ignore_event,
+        save: bool = False,
     ) -> Corpus:
-        """Has the worker read a document, shard by shard; the corpus answers any number of rounds until released."""
+        """Has the worker read a document, shard by shard; the corpus answers any number of rounds until released. With
+        `save` every shard's state is on the disk when this returns (`TierError` where it could not be written)."""
         return await read_corpus(
             document,
             self.worker,
@@ -103,7 +108,13 @@ class Engine:
             shard_overlap=shard_overlap,
             worker_instructions=worker_instructions,
             on_event=on_event,
+            save=save,
         )
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """What was saved and what went wrong so far, by role (`scheduler/counters.py`)."""
+        models = {"worker": self.worker, "driver": self.driver}
+        return {role: model.client.lane.counters.as_dict() for role, model in models.items()}
 
     def close(self) -> None:
         """Ends the core: rows that are under way are aborted."""
@@ -113,25 +124,35 @@ class Engine:
 
 
 async def ask_async(
-    paths: str | Path | Sequence[str | Path] | Document,
+    paths: str | Path | Sequence[str | Path] | Document | Manifest,
     question: str,
     *,
     engine: EngineOptions | None = None,
     options: ParSerOptions | None = None,
     on_event: EventSink = ignore_event,
 ) -> Answer:
-    """Reads the document and answers one question with ParSer, on an engine of its own."""
+    """Reads the document and answers one question with ParSer, on an engine of its own. A saved corpus (`@NAME`, or its
+    manifest) is not read again: it is asked with its own shards, and its own worker where no `engine` names one."""
     started = time.perf_counter()
-    document = paths if isinstance(paths, Document) else Document.from_paths(_as_list(paths))
+    saved = _saved(paths)
+    if saved is not None:
+        engine = engine or EngineOptions(worker=saved.worker)
+        options = replace(
+            options or ParSerOptions(), shard_tokens=saved.shard_tokens, shard_overlap=saved.shard_overlap
+        )
+    document = _document(paths if saved is None else saved)
     async with Engine(engine, on_event) as running:
         answer = await ParSer(running, options).ask(document, question, on_event)
         answer.seconds.load = running.load_seconds
+        answer.counters = running.counters()
+        note = None if saved is None else reading_note(saved, running.worker.client.lane.store.fingerprint)
+    answer.notes += [] if note is None else [note]
     answer.seconds.total = time.perf_counter() - started
     return answer
 
 
 def ask(
-    paths: str | Path | Sequence[str | Path] | Document,
+    paths: str | Path | Sequence[str | Path] | Document | Manifest,
     question: str,
     *,
     engine: EngineOptions | None = None,
@@ -163,6 +184,18 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+def _saved(paths: str | Path | Sequence[str | Path] | Document | Manifest) -> Manifest | None:
+    if isinstance(paths, Document | Manifest):
+        return paths if isinstance(paths, Manifest) else None
+    return saved_corpus([str(path) for path in _as_list(paths)])
+
+
+def _document(paths: str | Path | Sequence[str | Path] | Document | Manifest) -> Document:
+    if isinstance(paths, Document | Manifest):
+        return paths if isinstance(paths, Document) else paths.document
+    return Document.from_paths(_as_list(paths))
 
 
 def _as_list(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:

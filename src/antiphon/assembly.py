@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
@@ -25,17 +26,24 @@ from antiphon.memory_plan import new_ledger, plan_memory
 from antiphon.precision import Precision, choose_precision
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.core import Core
-from antiphon.scheduler.lane import Lane
+from antiphon.scheduler.lane import Eviction, Lane
+from antiphon.scheduler.residency import Tiers
+from antiphon.tiering import build_tiers
 
 WrapKernels = Callable[[KernelSet], KernelSet]
+
+# Of pages and of the kernels' sums: to be raised by every change after which a kept state has other bits.
+_LAYOUT_VERSION = 1
 
 
 @dataclass(frozen=True)
 class EngineOptions:
     """What an engine is made of. `threads` is the process's number of threads of computation (None: the native
     kernels' own, the physical cores unless set before); `memory_bytes` is the whole budget (None: what is free);
-    `step_tokens` bounds one batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by
-    `choose_precision`."""
+    `host_memory_bytes` of it hold prefixes that do not fit the worker's pool, as int8: lossy, so 0 by default;
+    `disk_memory_bytes` hold them, and saved corpora, on the disk (None: half of what is free there; 0: none).
+    `eviction` is "sweep", or "lru" to compare with. `step_tokens` bounds one batch; what `dtype`, `quantization` and
+    `kv_cache_dtype` mean is said by `choose_precision`."""
 
     worker: str = "qwen2.5-coder-0.5b"
     driver: str = "qwen2.5-coder-1.5b"
@@ -46,6 +54,9 @@ class EngineOptions:
     kv_cache_dtype: str = "auto"
     threads: int | None = None
     memory_bytes: int | None = None
+    host_memory_bytes: int = 0
+    disk_memory_bytes: int | None = None
+    eviction: Eviction = "sweep"
     step_tokens: int = 1024
     debug: bool = False
 
@@ -55,6 +66,11 @@ class EngineOptions:
             raise InputError(f"threads must be at least 1, got {self.threads}")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise InputError(f"memory must be positive, got {self.memory_bytes} bytes")
+        for name, value in (("host", self.host_memory_bytes), ("disk", self.disk_memory_bytes)):
+            if value is not None and value < 0:
+                raise InputError(f"{name} memory must not be negative, got {value} bytes")
+        if self.eviction not in get_args(Eviction):
+            raise InputError(f"eviction must be one of {get_args(Eviction)}, got {self.eviction!r}")
         if self.step_tokens < 1:
             raise InputError(f"step_tokens must be at least 1, got {self.step_tokens}")
 
@@ -96,8 +112,10 @@ def assemble(
         None if shared else driver_source.config,
         options.precision,
         options.step_tokens,
+        options.host_memory_bytes,
     )
-    parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded, wrap_kernels)}
+    tiers = build_tiers(options.host_memory_bytes, options.disk_memory_bytes)
+    parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded, wrap_kernels, tiers)}
     if not shared:
         parts["driver"] = _load("driver", driver_source, plan.driver_pages, options, on_loaded, wrap_kernels)
     core = Core({role: part.lane for role, part in parts.items()})
@@ -114,6 +132,13 @@ def set_threads(threads: int | None) -> None:
         threads = native.num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def prefix_fingerprint(source: ModelSource, precision: Precision) -> str:
+    """All that determines a prefix's bits beside its tokens: the model, what it is computed in, and by which kernels;
+    and how pages are laid out, since states are kept on the disk."""
+    kernels = f"native {native.isa()}" if native.available() is None else f"torch {torch.__version__}"
+    return f"{source.fingerprint}|{precision}|{kernels}|layout {_LAYOUT_VERSION}"
 
 
 @dataclass(frozen=True)
@@ -148,6 +173,7 @@ def _load(
     options: EngineOptions,
     on_loaded: Callable[[str, str, float], None],
     wrap_kernels: WrapKernels | None,
+    tiers: Tiers | None = None,
 ) -> _Part:
     started = time.perf_counter()
     precision = options.precision
@@ -158,10 +184,11 @@ def _load(
     with source.open() as checkpoint:
         decoder = Decoder.load(source.config, kernels, checkpoint, precision.activations, precision.weights)
     cache = KVCache(source.config, num_pages, precision.kv, kernels, poison=options.debug)
-    # The precision belongs to what determines a prefix's bits, as the model does.
-    store = PrefixStore(PagePool(num_pages), cache, f"{source.fingerprint}|{precision}")
+    store = PrefixStore(PagePool(num_pages), cache, prefix_fingerprint(source, precision))
     tokenizer = source.tokenizer()
     runner = ModelRunner(decoder, cache, tokenizer.vocab_size)
-    lane = Lane(role, runner, store, tokenizer.eos_ids, step_tokens=options.step_tokens)
+    lane = Lane(
+        role, runner, store, tokenizer.eos_ids, step_tokens=options.step_tokens, tiers=tiers, eviction=options.eviction
+    )
     on_loaded(role, source.name, time.perf_counter() - started)
     return _Part(source, lane, decoder, cache)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from antiphon.document import Document
 from antiphon.engine.errors import CapacityError, InputError
-from antiphon.engine.pages import PAGE_TOKENS, num_pages_for
+from antiphon.engine.pages import num_pages_for
 from antiphon.engine.prefix_store import Prefix
 from antiphon.events import EventSink, ReadProgress
 from antiphon.loaded_model import LoadedModel
@@ -78,6 +78,7 @@ class Corpus:
         self._abstain_ids = worker.first_token_ids(ABSTENTION)
         self._num_rounds = 0
         self._released = False
+        worker.client.core.call(lambda: worker.client.lane.open_corpus(self, self.prefixes))
 
     async def scatter(
         self,
@@ -112,6 +113,7 @@ class Corpus:
         """Gives up all prefixes. What nobody else uses is free at once."""
         if not self._released:
             self._released = True
+            self._worker.client.core.call(lambda: self._worker.client.lane.close_corpus(self))
             self._worker.release([*self.prefixes, self._baseline, self._instructions])
             self._second_reader.release()
 
@@ -129,6 +131,7 @@ class Corpus:
             abstain_ids=self._abstain_ids if needs_grammar else (),
             baseline=self._baseline,
             order=self._num_rounds,
+            corpus=self,
         )
 
     def _reply(self, reply: RowReply) -> WorkerReply:
@@ -193,9 +196,11 @@ async def read_corpus(
     shard_overlap: int,
     worker_instructions: str,
     on_event: EventSink,
+    save: bool = False,
 ) -> Corpus:
     """Cuts a document and has the worker read every shard behind the instructions; nothing is read where it cannot
-    fit the context or the pool (`InputError`, `CapacityError`)."""
+    fit the context or the pool (`InputError`, `CapacityError`). With `save` all states are in the saved tier when this
+    returns; where one cannot be put there, its error (`TierError`) is raised, and what is saved stays."""
     instruction_ids = worker.chat.worker_prefix(worker_instructions)
     room_tokens = worker.max_context_tokens - len(instruction_ids) - _ROW_TOKENS
     if shard_tokens > room_tokens:
@@ -221,14 +226,14 @@ async def read_corpus(
         baseline, num_more = await worker.read_counted(worker.chat.shard_tokens(""), instructions)
         num_computed += num_more
         try:
-            reads = await worker.read_all(texts, instructions, read)
+            reads = await worker.read_all(texts, instructions, read, save=save)
         except BaseException:
             worker.release([baseline])
             raise
     except BaseException:
         worker.release([instructions])
         raise
-    return Corpus(
+    corpus = Corpus(
         document,
         shards,
         worker,
@@ -238,17 +243,29 @@ async def read_corpus(
         second_reader,
         num_computed + sum(result.prefill_tokens for result in reads),
     )
+    await _wait_until_saved(corpus, reads)
+    return corpus
+
+
+async def _wait_until_saved(corpus: Corpus, reads: Sequence[RowResult]) -> None:
+    """Releases the corpus where a state could not be saved, or this is cancelled."""
+    try:
+        await asyncio.gather(*(asyncio.wrap_future(result.saved) for result in reads if result.saved is not None))
+    except BaseException:
+        await corpus.release()
+        raise
 
 
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:
-    """Refuses a document whose prefixes cannot be held together, before any of it is read."""
-    shared = instruction_tokens // PAGE_TOKENS
-    needed = num_pages_for(instruction_tokens) + num_pages_for(_ROW_TOKENS)
-    needed += sum(num_pages_for(instruction_tokens + len(text)) - shared for text in texts)
+    """Refuses a document whose longest shard cannot be asked by itself, before any of it is read. That not all shards
+    fit at once is no hindrance: a round then goes in waves."""
+    longest = max(map(len, texts))
+    # The instructions, a shard behind them with a row over it, and as much again to move in.
+    needed = num_pages_for(instruction_tokens) + num_pages_for(instruction_tokens + longest + _ROW_TOKENS) + 2
     if needed > worker.pool_pages:
         page_bytes = worker.pool_bytes / worker.pool_pages
         raise CapacityError(
-            f"memory: {len(texts)} shards with {sum(map(len, texts)):,} tokens need {needed * page_bytes / 2**30:.2f} "
-            f"GiB of the worker's KV pool, which has {worker.pool_bytes / 2**30:.2f} GiB. Raise --memory, or ask about "
-            f"fewer documents at once."
+            f"memory: a shard of {longest:,} tokens and a row over it need {needed * page_bytes / 2**30:.2f} GiB of "
+            f"the worker's KV pool, which has {worker.pool_bytes / 2**30:.2f} GiB. Raise --memory, or lower "
+            f"--shard-tokens."
         )

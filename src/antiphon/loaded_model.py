@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from antiphon.engine.chat import ChatFormat, WorkerSuffix
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import AntiphonError
-from antiphon.engine.prefix_store import Prefix
+from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.engine.tokenizer import Tokenizer
 from antiphon.scheduler.client import LaneClient
@@ -66,9 +66,11 @@ class LoadedModel:
         token_lists: Sequence[Sequence[int]],
         parent: Prefix | None,
         on_done: Callable[[int, RowResult], None] | None = None,
+        *,
+        save: bool = False,
     ) -> list[RowResult]:
-        """Declares many pinned prefixes behind one parent."""
-        return await self.client.read_prefixes(token_lists, parent, on_done=on_done)
+        """Declares many movable prefixes behind one parent; with `save` also puts their states into the saved tier."""
+        return await self.client.read_prefixes(token_lists, parent, keep=Keep.MOVABLE, save=save, on_done=on_done)
 
     async def round(
         self, prefixes: Sequence[Prefix], suffixes: Sequence[Sequence[int]], sampling: SamplingParams

@@ -36,7 +36,12 @@ def new_ledger(memory_bytes: int | None) -> Ledger:
 
 
 def plan_memory(
-    ledger: Ledger, worker: ModelConfig, driver: ModelConfig | None, precision: Precision, step_tokens: int
+    ledger: Ledger,
+    worker: ModelConfig,
+    driver: ModelConfig | None,
+    precision: Precision,
+    step_tokens: int,
+    host_bytes: int = 0,
 ) -> MemoryPlan:
     """Books everything before anything is allocated; raises `CapacityError` where it cannot fit. `driver` None means
     that one model plays both roles."""
@@ -44,6 +49,8 @@ def plan_memory(
         if config is not None:
             ledger.reserve(f"{role} weights", weight_bytes(config, precision.weights))
             ledger.reserve("workspaces", workspace_bytes(config, step_tokens, precision.activations))
+    if host_bytes:
+        ledger.reserve("host tier", host_bytes)
     driver_pages = 0
     if driver is not None:
         page_bytes = KVCache.page_bytes(driver, precision.kv)

@@ -63,7 +63,8 @@ class Seconds:
 
 @dataclass
 class Answer:
-    """The outcome of one question. `stopped` says why the method ended: answered, rounds, no-document…"""
+    """The outcome of one question. `stopped` says why the method ended: answered, rounds, no-document…; `counters` are
+    the engine's, by role, where the engine was made for this question (`Engine.counters`)."""
 
     answer: str
     method: str
@@ -73,6 +74,7 @@ class Answer:
     seconds: Seconds = field(default_factory=Seconds)
     stopped: str = "answered"
     notes: list[str] = field(default_factory=list)
+    counters: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts and lists, ready for `json.dumps`."""

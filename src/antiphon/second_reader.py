@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from antiphon.engine.prefix_store import Prefix
+from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.loaded_model import LoadedModel
 from antiphon.methods.backend import ScatterOptions
 from antiphon.methods.worker_reply import ABSTENTION
@@ -34,7 +34,7 @@ class SecondReader:
             return RoundResult((), 0.0, 0.0, 0.0, 0, 0, 0)
         instructions = await self._read_instructions()
         texts = [self._model.chat.shard_tokens(shard.text) for shard in shards]
-        reads = await self._model.client.read_prefixes(texts, instructions, pinned=False)
+        reads = await self._model.client.read_prefixes(texts, instructions, keep=Keep.CACHED)
         prefixes = [result.prefix for result in reads if result.prefix is not None]
         try:
             request = RoundRequest(

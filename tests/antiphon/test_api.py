@@ -122,15 +122,52 @@ def test_the_likelihood_gate_lets_the_given_number_of_readers_go_on(tiny_model: 
     run(work())
 
 
-def test_a_document_that_cannot_be_held_is_refused_before_it_is_read(tiny_model: Path) -> None:
+async def memory_for_pages(model: Path, num_pages: int) -> int:
+    """The budget that leaves the worker a pool of so many pages."""
+    async with Engine(options(model)) as engine:
+        held = engine.assembly.ledger.entries
+        page_bytes = engine.worker.pool_bytes // engine.worker.pool_pages
+        return held["worker weights"] + held["workspaces"] + num_pages * page_bytes
+
+
+@pytest.mark.parametrize(("disk_bytes", "brought_by"), [(0, "shards_read_again"), (1 << 30, "shards_fetched")])
+def test_a_document_larger_than_the_pool_is_asked_in_waves_with_the_same_replies(
+    tiny_model: Path, disk_bytes: int, brought_by: str
+) -> None:
+    """Shards that left come back, by computing them or from the disk, and no bit of any reply or relevance changes."""
+    how = scatter_options(gate="likelihood", readers=3, grammar="none")
+    queries = [["Who kept light 3?"], ["Where?", "Who kept light 7?"], ["Who?"]]
+
+    async def replies(memory_bytes: int) -> tuple[list[Any], dict[str, float]]:
+        given = options(tiny_model, memory_bytes=memory_bytes, disk_memory_bytes=disk_bytes)
+        async with Engine(given) as engine:
+            corpus = await registered(engine)
+            rounds = [await corpus.scatter(asked, how) for asked in queries]
+            await corpus.release()
+            found = [(*texts(done), *(reply.relevance for reply in done.replies)) for done in rounds]
+            return found, engine.worker.client.lane.counters.as_dict()
+
     async def work() -> None:
-        async with Engine(options(tiny_model, memory_bytes=150 * MIB)) as engine:
-            engine_pages = engine.worker.pool_pages
+        expected, counted = await replies(400 * MIB)
+        assert counted["shards_evicted"] == counted[brought_by] == 0
+        found, counted = await replies(await memory_for_pages(tiny_model, 20))
+        assert counted["shards_evicted"] >= counted[brought_by] > 0
+        assert counted["tier_failures"] == 0
+        assert found == expected
+
+    run(work())
+
+
+def test_a_shard_that_cannot_be_asked_even_alone_is_refused_before_it_is_read(tiny_model: Path) -> None:
+    async def work() -> None:
+        async with Engine(options(tiny_model, memory_bytes=await memory_for_pages(tiny_model, 20))) as engine:
+            assert engine.worker.pool_pages == 20
+            instructions = engine.worker.chat.worker_prefix("x")
             events: list[Event] = []
-            with pytest.raises(CapacityError, match="Raise --memory"):
+            with pytest.raises(CapacityError, match="Raise --memory, or lower --shard-tokens"):
                 await engine.register(
-                    Document.from_text("word " * engine_pages * 20),
-                    shard_tokens=1024,
+                    Document.from_text("word " * 1000),
+                    shard_tokens=20 * 64 - 256 - len(instructions),
                     worker_instructions="x",
                     on_event=events.append,
                 )

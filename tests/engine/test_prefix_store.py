@@ -10,7 +10,7 @@ from tiny_models import prompt
 from antiphon.engine import prefix_store
 from antiphon.engine.errors import AntiphonError, CapacityError
 from antiphon.engine.pages import PAGE_TOKENS
-from antiphon.engine.prefix_store import PrefixStore
+from antiphon.engine.prefix_store import Keep, PrefixStore
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def check(store: PrefixStore, *held: list[int]) -> None:
 def test_a_fork_shares_full_pages_and_copies_the_partial_one_alone(store: PrefixStore) -> None:
     pages = store.allocate(3)
     fill(store, pages)
-    prefix = store.declare(prompt(130), pages, pinned=True)
+    prefix = store.declare(prompt(130), pages, keep=Keep.PINNED)
     table = store.fork(prefix)
     assert table == [0, 1, 3]
     assert owners(store) == [2, 2, 1, 1, 0, 0, 0, 0]
@@ -52,13 +52,13 @@ def test_a_fork_shares_full_pages_and_copies_the_partial_one_alone(store: Prefix
 
 
 def test_a_fork_of_full_pages_takes_no_page(store: PrefixStore) -> None:
-    prefix = store.declare(prompt(128), store.allocate(2), pinned=True)
+    prefix = store.declare(prompt(128), store.allocate(2), keep=Keep.PINNED)
     assert store.fork(prefix) == [0, 1]
     assert owners(store) == [2, 2, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_fork_without_a_page_for_its_copy_takes_nothing(store: PrefixStore) -> None:
-    prefix = store.declare(prompt(65), store.allocate(2), pinned=True)
+    prefix = store.declare(prompt(65), store.allocate(2), keep=Keep.PINNED)
     rest = store.allocate(6)
     with pytest.raises(CapacityError):
         store.fork(prefix)
@@ -67,8 +67,8 @@ def test_a_fork_without_a_page_for_its_copy_takes_nothing(store: PrefixStore) ->
 
 
 def test_a_fork_never_evicts_the_page_that_it_copies(store: PrefixStore) -> None:
-    """The prefix is unpinned and unused: it is all that could be evicted to make room for its own copy."""
-    prefix = store.declare(prompt(65), store.allocate(2), pinned=False)
+    """The prefix is cached and unused: it is all that could be evicted to make room for its own copy."""
+    prefix = store.declare(prompt(65), store.allocate(2), keep=Keep.CACHED)
     store.disuse(prefix)
     rest = store.allocate(6)
     with pytest.raises(CapacityError):
@@ -78,9 +78,9 @@ def test_a_fork_never_evicts_the_page_that_it_copies(store: PrefixStore) -> None
 
 
 def test_a_released_prefix_can_be_neither_forked_nor_used(store: PrefixStore) -> None:
-    prefix = store.declare(prompt(65), store.allocate(2), pinned=True)
+    prefix = store.declare(prompt(65), store.allocate(2), keep=Keep.PINNED)
     store.disuse(prefix)
-    store.declare(prompt(65, seed=1), store.allocate(2), pinned=True)
+    store.declare(prompt(65, seed=1), store.allocate(2), keep=Keep.PINNED)
     for attempt in (store.fork, store.use, store.disuse):
         with pytest.raises(AntiphonError, match="was released"):
             attempt(prefix)
@@ -90,7 +90,7 @@ def test_a_released_prefix_can_be_neither_forked_nor_used(store: PrefixStore) ->
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 130])
 def test_a_declared_prefix_is_found_by_all_its_tokens_and_no_others(store: PrefixStore, length: int) -> None:
     ids = prompt(length)
-    prefix = store.declare(ids, store.allocate(-(-length // PAGE_TOKENS)), pinned=True)
+    prefix = store.declare(ids, store.allocate(-(-length // PAGE_TOKENS)), keep=Keep.PINNED)
     assert store.find_declared(ids) is prefix
     assert store.find_declared([*ids[:-1], (ids[-1] + 1) % tiny.VOCABULARY]) is None
     assert store.find_declared(ids[:-1]) is None
@@ -98,8 +98,8 @@ def test_a_declared_prefix_is_found_by_all_its_tokens_and_no_others(store: Prefi
 
 
 def test_a_prefix_read_twice_at_once_is_kept_once(store: PrefixStore) -> None:
-    first = store.declare(prompt(65), store.allocate(2), pinned=True)
-    assert store.declare(prompt(65), store.allocate(2), pinned=True) is first
+    first = store.declare(prompt(65), store.allocate(2), keep=Keep.PINNED)
+    assert store.declare(prompt(65), store.allocate(2), keep=Keep.PINNED) is first
     assert store.pool.num_free == 6
     store.disuse(first)
     assert store.find_declared(prompt(65)) is first
@@ -109,14 +109,14 @@ def test_a_prefix_read_twice_at_once_is_kept_once(store: PrefixStore) -> None:
 
 
 def test_a_use_can_be_given_up_once_only(store: PrefixStore) -> None:
-    prefix = store.declare(prompt(1), store.allocate(1), pinned=False)
+    prefix = store.declare(prompt(1), store.allocate(1), keep=Keep.CACHED)
     store.disuse(prefix)
     with pytest.raises(AntiphonError, match="has no user"):
         store.disuse(prefix)
 
 
-def test_unpinned_prefixes_stay_without_users_and_are_evicted_least_recently_used_first(store: PrefixStore) -> None:
-    prefixes = [store.declare(prompt(128, seed=seed), store.allocate(2), pinned=False) for seed in range(4)]
+def test_cached_prefixes_stay_without_users_and_are_evicted_least_recently_used_first(store: PrefixStore) -> None:
+    prefixes = [store.declare(prompt(128, seed=seed), store.allocate(2), keep=Keep.CACHED) for seed in range(4)]
     for prefix in prefixes[:3]:
         store.disuse(prefix)
     store.use(prefixes[0])
@@ -131,8 +131,8 @@ def test_unpinned_prefixes_stay_without_users_and_are_evicted_least_recently_use
 
 
 def test_a_request_that_eviction_cannot_serve_evicts_nothing(store: PrefixStore) -> None:
-    store.disuse(store.declare(prompt(64), store.allocate(1), pinned=False))
-    store.declare(prompt(64, seed=1), store.allocate(5), pinned=True)
+    store.disuse(store.declare(prompt(64), store.allocate(1), keep=Keep.CACHED))
+    store.declare(prompt(64, seed=1), store.allocate(5), keep=Keep.PINNED)
     with pytest.raises(CapacityError, match="4 asked for, 2 of 8 are free and 1 can be evicted"):
         store.allocate(4)
     assert store.find_declared(prompt(64)) is not None
@@ -188,10 +188,10 @@ def test_a_hit_compares_tokens_not_hashes_alone(store: PrefixStore, monkeypatch:
     store.insert_cached(prompt(64), pages[:1])
     assert store.match_cached([*prompt(64, seed=1), 0]) == []
     assert store.match_cached([*prompt(64), 0]) == [0]
-    store.declare(prompt(64), pages[1:], pinned=True)
+    store.declare(prompt(64), pages[1:], keep=Keep.PINNED)
     assert store.find_declared(prompt(64, seed=1)) is None
     with pytest.raises(AntiphonError, match="same hash"):
-        store.declare(prompt(64, seed=1), store.allocate(1), pinned=True)
+        store.declare(prompt(64, seed=1), store.allocate(1), keep=Keep.PINNED)
 
 
 @pytest.mark.parametrize("changed", [{"fingerprint": "another model"}, {"salt": "another tenant"}])
@@ -206,8 +206,8 @@ def test_clear_cached_frees_all_that_nobody_uses(store: PrefixStore) -> None:
     pages = store.allocate(2)
     store.insert_cached(prompt(128), pages)
     store.release(pages)
-    store.disuse(store.declare(prompt(3), store.allocate(1), pinned=False))
-    used = store.declare(prompt(4), store.allocate(1), pinned=False)
+    store.disuse(store.declare(prompt(3), store.allocate(1), keep=Keep.CACHED))
+    used = store.declare(prompt(4), store.allocate(1), keep=Keep.CACHED)
     store.clear_cached()
     assert store.pool.num_free == 7
     assert store.find_declared(prompt(4)) is used

@@ -8,7 +8,7 @@ import tiny_models as tiny
 from tiny_models import TinyEngine
 from transformers import PreTrainedModel
 
-from antiphon.engine.prefix_store import Prefix
+from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.row import Row, RowKind
 
@@ -20,12 +20,12 @@ def suffix_row(ids: list[int], prefix: Prefix | None = None, params: SamplingPar
     return Row(RowKind.SUFFIX, [*before, *ids], params, prefix=prefix, **parts)
 
 
-def read_row(ids: list[int], *, pinned: bool = True) -> Row:
-    return Row(RowKind.READ, list(ids), SamplingParams(max_new_tokens=0), declare_pinned=pinned)
+def read_row(ids: list[int], *, keep: Keep = Keep.PINNED) -> Row:
+    return Row(RowKind.READ, list(ids), SamplingParams(max_new_tokens=0), keep=keep)
 
 
-def read(engine: TinyEngine, *token_lists: list[int], pinned: bool = True) -> list[Prefix]:
-    rows = [read_row(ids, pinned=pinned) for ids in token_lists]
+def read(engine: TinyEngine, *token_lists: list[int], keep: Keep = Keep.PINNED) -> list[Prefix]:
+    rows = [read_row(ids, keep=keep) for ids in token_lists]
     engine.run(rows)
     prefixes = [row.future.result().prefix for row in rows]
     assert all(prefix is not None for prefix in prefixes)

@@ -11,6 +11,7 @@ from tiny_models import TinyEngine, prompt
 from transformers import PreTrainedModel
 
 from antiphon.engine.errors import AbortedError, AntiphonError
+from antiphon.engine.prefix_store import Keep
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.core import Core
 from antiphon.scheduler.row import Row, RowKind
@@ -138,7 +139,7 @@ def test_a_busy_lane_lets_another_step(model: PreTrainedModel) -> None:
     driver, worker = tiny.tiny_engine(model), tiny.tiny_engine(tiny.random_hf_model("qwen2"))
     core = Core({"worker": worker.lane, "driver": driver.lane})
     driver.lane.submit(Row(RowKind.DRIVER, prompt(5), SamplingParams(max_new_tokens=100)))
-    reading = Row(RowKind.READ, prompt(30), SamplingParams(max_new_tokens=0), declare_pinned=True)
+    reading = Row(RowKind.READ, prompt(30), SamplingParams(max_new_tokens=0), keep=Keep.PINNED)
     worker.lane.submit(reading)
     for _ in range(10):
         core._step()

@@ -252,7 +252,7 @@ def test_an_abort_at_any_step_frees_every_page(model: PreTrainedModel, num_steps
     engine.lane.drop_kept("session")
     engine.lane.check_integrity()
     assert not engine.lane.has_work
-    declared = [row.future.result().prefix for row in rows if row.future.exception() is None and row.declare_pinned]
+    declared = [row.future.result().prefix for row in rows if row.future.exception() is None and row.keep]
     for prefix in declared:
         engine.lane.store.disuse(prefix)
     engine.lane.store.clear_cached()

@@ -84,7 +84,7 @@ def test_a_batch_has_every_field_filled_from_its_pieces(model: PreTrainedModel) 
     rows = [suffix_row(prompt(9, seed=1), prefix, score_start=72, score_stop=77), suffix_row(prompt(20))]
     for row in rows:
         engine.lane.submit(row)
-    engine.lane._admit()
+    engine.lane._admission.admit(engine.lane._live, engine.lane._fail)
     picked = engine.lane._pick()
     assert picked is not None
     batch = plan_batch(*picked)

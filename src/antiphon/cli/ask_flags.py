@@ -8,9 +8,13 @@ import typer
 
 _MODELS, _DOCUMENT, _METHOD, _MACHINE, _OUTPUT = "Models", "Document", "Method", "Machine", "Output"
 
+Paths = Annotated[list[str], typer.Argument(metavar="PATH…", help="Files, folders or globs, - for standard input.")]
 Arguments = Annotated[
     list[str],
-    typer.Argument(metavar="PATH… QUESTION", help="Files, folders or globs, - for standard input; last, the question."),
+    typer.Argument(
+        metavar="PATH… QUESTION",
+        help="Files, folders or globs, - for standard input, or @NAME of a saved corpus; last, the question.",
+    ),
 ]
 Worker = Annotated[
     str | None,
@@ -131,6 +135,24 @@ Memory = Annotated[
         metavar="SIZE",
         rich_help_panel=_MACHINE,
         help="For both models, such as 8GiB; what is free if not given.",
+    ),
+]
+HostMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--host-memory",
+        metavar="SIZE",
+        rich_help_panel=_MACHINE,
+        help="Of that, for shards that do not fit the worker's pool, kept as int8 (not exact); none if not given.",
+    ),
+]
+DiskMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--disk-memory",
+        metavar="SIZE",
+        rich_help_panel=_MACHINE,
+        help="Disk for shards that fit no memory, and for saved corpora; half of what is free if not given, 0: none.",
     ),
 ]
 Dtype = Annotated[

@@ -21,7 +21,10 @@ _ENGINE_FIELDS = {
     "kv_cache_dtype": "kv_cache_dtype",
     "threads": "threads",
     "memory": "memory_bytes",
+    "host_memory": "host_memory_bytes",
+    "disk_memory": "disk_memory_bytes",
 }
+_SIZES = ("memory", "host_memory", "disk_memory")
 _PARSER_FIELDS = {
     "rounds": "rounds",
     "max_new_tokens": "worker_max_new_tokens",
@@ -59,11 +62,15 @@ def ask_settings(arguments: Sequence[str], encoding: str | None, flags: Mapping[
         raise InputError(
             f"the last argument must be the question, and {question!r} is a file: add the question after it"
         )
-    given = {name: value for name, value in flags.items() if value is not None}
-    if "memory" in given:
-        given["memory"] = parse_memory_size(given["memory"])
-    engine, parser = _pick(given, _ENGINE_FIELDS), _pick(given, _PARSER_FIELDS)
+    engine, parser = sort_flags(flags)
     return AskSettings(tuple(paths), question.strip(), encoding, engine, parser)
+
+
+def sort_flags(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of `EngineOptions` and of `ParSerOptions` from the flags that were given (None is not)."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    given.update({name: _size(given[name]) for name in _SIZES if name in given})
+    return _pick(given, _ENGINE_FIELDS), _pick(given, _PARSER_FIELDS)
 
 
 def flag_defaults() -> dict[str, Any]:
@@ -76,6 +83,10 @@ def flag_defaults() -> dict[str, Any]:
         own = {field.name: field.default for field in fields(options) if field.default is not MISSING}
         defaults.update({flag: own[name] for flag, name in flags.items() if own.get(name) is not None})
     return defaults
+
+
+def _size(text: str) -> int:
+    return 0 if text.strip() == "0" else parse_memory_size(text)
 
 
 def _pick(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
