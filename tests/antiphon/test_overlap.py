@@ -11,7 +11,8 @@ from scripted import LINES, PROMPTS, TWO_HOPS, Book, Script, ask, call
 from antiphon.document import Document, Source
 from antiphon.engine.errors import CapacityError
 from antiphon.events import Event
-from antiphon.methods import ParSer, ParSerOptions
+from antiphon.methods import ParSer, ParSerOptions, open_round
+from antiphon.methods.findings import FindingReader
 from antiphon.results import Answer, RoundRecord
 
 TWO_QUERIES = [call("Who directed Blue Sand?", "Where was Ana Reyes born?"), "<answer>Chile</answer>"]
@@ -87,17 +88,27 @@ BESIDE_AN_ANSWER = [TWO_QUERIES[0] + "<answer>Peru</answer>", "<answer>Chile</an
 IN_A_FENCE = ['```json\n{"name": "query_agents", "arguments": {"query": "Who sang?"}}\n```', "<answer>x</answer>"]
 
 
+def outcome(turns: list[str], *, overlap: bool) -> tuple[Any, ...]:
+    """All that must not depend on overlap."""
+    events: list[Event] = []
+    script = Script(list(turns), streams=True)
+    answer = ask(script, Book(scatter_steps=200), events, overlap=overlap, driver_grammar=False)
+    records = [RoundRecord(r.queries, r.findings, r.abstentions, 0.0, r.relevance) for r in answer.rounds]
+    kept = (answer.answer, answer.stopped, answer.evidence, answer.notes, answer.usage, records)
+    return script.reads, timeless(events), kept
+
+
 @pytest.mark.parametrize("turns", [TWO_HOPS, TWO_QUERIES, REPEATS, TOO_MANY, BROKEN, BESIDE_AN_ANSWER, IN_A_FENCE])
 def test_the_driver_reads_the_same_and_the_answer_and_events_are_the_same(turns: list[str]) -> None:
-    outcomes = []
-    for overlap in (True, False):
-        events: list[Event] = []
-        script = Script(list(turns), streams=True)
-        answer = ask(script, Book(scatter_steps=200), events, overlap=overlap, driver_grammar=False)
-        records = [RoundRecord(r.queries, r.findings, r.abstentions, 0.0, r.relevance) for r in answer.rounds]
-        kept = (answer.answer, answer.stopped, answer.evidence, answer.notes, answer.usage, records)
-        outcomes.append((script.reads, timeless(events), kept))
-    assert outcomes[0] == outcomes[1]
+    assert outcome(turns, overlap=True) == outcome(turns, overlap=False)
+
+
+def test_rows_told_under_another_query_would_not_pass_for_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misled(corpus: Any, queries: Any, number: int, on_event: Any, first_query: int) -> FindingReader:
+        return FindingReader(corpus, queries, number, on_event)
+
+    monkeypatch.setattr(open_round, "FindingReader", misled)
+    assert outcome(TWO_QUERIES, overlap=True) != outcome(TWO_QUERIES, overlap=False)
 
 
 def test_what_was_scattered_early_is_cancelled_where_the_turn_as_it_ended_does_not_ask_it() -> None:
@@ -157,6 +168,19 @@ def test_a_document_without_shards_ends_the_turn_too() -> None:
     answer = asyncio.run(ask_document(script))
     assert (answer.stopped, script.num_open, script.released) == ("no-document", 0, 2)
     assert log[-1] == "turn cancelled"
+    log = logged(script := Script(list(TWO_HOPS)), read_steps=10_000, lines=())
+    assert asyncio.run(ask_document(script)).stopped == "no-document"
+    assert log == ["reading begins", "turn begins", "turn ends", "reading ends"], "and no shard was asked"
+    log = logged(script := Script(list(TWO_HOPS)), lines=())
+    assert asyncio.run(ask_document(script, overlap=False)).stopped == "no-document"
+    assert (log, script.released) == (["reading begins", "reading ends"], 2)
+
+
+def test_an_answer_without_the_document_does_not_wait_for_it_to_be_read() -> None:
+    log = logged(script := Script(["<answer>Peru</answer>"], streams=True), read_steps=10_000)
+    answer = asyncio.run(ask_document(script, query_first=False))
+    assert (answer.answer, answer.stopped, script.num_open, script.released) == ("Peru", "answered", 0, 0)
+    assert log == ["reading begins", "turn begins", "turn ends", "reading cancelled"]
 
 
 def test_a_scatter_that_fails_fails_the_question_and_ends_the_others() -> None:

@@ -86,10 +86,13 @@ class ParSer:
         try:
             async with asyncio.TaskGroup() as group:
                 reading = group.create_task(self._read(document, answer, on_event))
-                if not self.options.overlap:
-                    await reading
+                if not self.options.overlap and not (await reading).shards:
+                    return
                 inquiry = group.create_task(self._inquire(reading, question, answer, on_event))
-                if not (await reading).shards:
+                await asyncio.wait((reading, inquiry), return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    reading.cancel()  # the driver answered without the document
+                elif reading.exception() is None and not reading.result().shards:
                     inquiry.cancel()
         except BaseExceptionGroup as failures:  # what the first failure led to is of no interest
             raise failures.exceptions[0] from None
