@@ -29,6 +29,8 @@ from antiphon.scheduler.row import FinishReason, Row, RowKind
 from antiphon.scheduler.waiting import Waiting
 
 Eviction = Literal["sweep", "lru"]
+# Told of each step: its phase and pieces, when it started, and how many rows are live after it.
+OnStep = Callable[[Phase, Sequence[Piece], float, int], None]
 
 # After this many steps for other kinds of rows, a less urgent kind gets one: nothing starves.
 _AGEING_STEPS = 16
@@ -61,6 +63,7 @@ class Lane:
         self._eos_ids = eos_ids
         self._step_tokens = step_tokens
         self.counters = Counters()
+        self.on_step: OnStep | None = None
         self._waiting = Waiting()
         self._clock = clock
         self.residency = Residency(
@@ -156,6 +159,8 @@ class Lane:
         except Exception as error:  # one bad batch must not end the others' rows
             for piece in pieces:
                 self._fail(piece.row, error)
+        if self.on_step is not None:
+            self.on_step(phase, pieces, started, sum(map(len, self._live.values())))
         return True
 
     def resume(self, row: Row) -> None:
@@ -326,6 +331,8 @@ class Lane:
             row.logprobs += [0.0] * (len(taken) - 1)  # what the grammar forces is certain under it
         row.token_ids += taken
         row.new_token_ids += taken
+        if row.on_tokens is not None:
+            row.on_tokens(taken)
         if ends or (row.grammar is not None and row.grammar.finished):
             self._finish(row, FinishReason.STOP)
         elif len(row.new_token_ids) >= row.params.max_new_tokens:

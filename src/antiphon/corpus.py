@@ -85,13 +85,16 @@ class Corpus:
         queries: Sequence[str],
         options: ScatterOptions,
         on_row: Callable[[WorkerReply], None] = lambda reply: None,
+        *,
+        joins: bool = False,
     ) -> Round:
-        """Asks every shard every query. `on_row` is called with a reply as soon as its row has ended."""
+        """Asks every shard every query. `on_row` is called with a reply as soon as its row has ended. With `joins` the
+        rows are as urgent as those of the scatter before, whose round they belong to."""
         if self._released:
             raise InputError("corpus: it was released, register the document again")
         if not queries or not all(query.strip() for query in queries):
             raise InputError(f"corpus: a round needs queries with words in them, got {list(queries)}")
-        self._num_rounds += 1
+        self._num_rounds += not joins
         request = self._request(queries, options)
 
         def ended(shard: int, query: int, gated: bool) -> None:
