@@ -47,6 +47,11 @@ class Sweep(Generic[W]):
         yield from self.after_turn()
 
     @property
+    def shard_keys(self) -> tuple[Hashable, ...]:
+        """The shards' keys, each once."""
+        return tuple(self._index)
+
+    @property
     def begun(self) -> bool:
         """Whether something has left in this sweep. False where the last one has ended: all that waits is ahead."""
         return self._begun
@@ -111,10 +116,6 @@ class Sweep(Generic[W]):
             return bool(self._here)
         return not self._num_waiting or ((place - self._next) * self._step >= 0 and bool(self._waiting[place]))
 
-    def keys(self) -> Iterator[Hashable]:
-        """The shards' keys, each once."""
-        return iter(self._index)
-
     def waits(self, key: Hashable) -> bool:
         """Whether work waits for this shard."""
         place = self._index.get(key)
@@ -175,7 +176,7 @@ class Sweeps(Generic[W]):
             return
         self._turns.pop(corpus, None)
         self._last_turns.pop(corpus, None)
-        for key in sweep.keys():
+        for key in sweep.shard_keys:
             self._corpora_of[key].remove(corpus)
             if not self._corpora_of[key]:
                 del self._corpora_of[key]

@@ -293,7 +293,9 @@ def test_corpora_take_turns_and_work_waits_for_one_sweep_of_every_other(actions:
             assert sweeps.remove(work)
             del seen[work]
         elif action == "pop" and seen:
-            assert sweeps.head() == (work := sweeps.pop())
+            head = sweeps.head()
+            work = sweeps.pop()
+            assert head == work
             visit = (corpus_of[work], work[0])
             for other, counts in seen.items():
                 counts[visit] += 1 if visit != visited or not counts[visit] else 0
