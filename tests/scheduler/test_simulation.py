@@ -87,7 +87,7 @@ def test_over_several_corpora_least_recently_used_hits_little_in_either_order() 
 
 
 def test_by_hand() -> None:
-    """Reading 0 1 2 into two places leaves 1 and 2. Sweeps: 2 1 0 | 0 1 2, with one miss each. A scan: 0 1 2 | 0 1 2."""
+    """Reading 0 1 2 into two places leaves 1 and 2. Sweeps: 2 1 0 | 0 1 2, one miss each. A scan: 0 1 2 | 0 1 2."""
     assert simulate(Workload(3, 2), 2, Order.SWEEP, Rule.LRU) == Outcome(6, 2, 2)
     assert simulate(Workload(3, 2), 2, Order.SCAN, Rule.LRU) == Outcome(6, 6, 2)
     # Belady has 0 and 2 after reading: hits 0, takes 1 for 0, hits 2, takes 0 for 2, hits 1, takes 2.
