@@ -15,6 +15,7 @@
 #include "cpu/machine_rates.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
+#include "cpu/rotation.h"
 #include "cpu/rounding.h"
 
 namespace py = pybind11;
@@ -172,10 +173,11 @@ class NormedLinear {
 class GatedMlp {
  public:
   GatedMlp(Address gate_up, Address gate_up_scales, std::int32_t gate_up_sum, Address down, Address down_scales,
-           std::int32_t down_sum, Address norm, float eps, Size num_k, Size size, const std::string& isa)
+           std::int32_t down_sum, Address norm, float eps, Size num_k, Size size, Size block, const std::string& isa)
       : gate_up_(amx_weight(gate_up, gate_up_scales, gate_up_sum, 2 * round_up(size, kGatedColumns), num_k)),
         down_(amx_weight(down, down_scales, down_sum, num_k, size)),
-        norm_{pointer<const float>(norm), eps} {
+        norm_{pointer<const float>(norm), eps},
+        block_(block) {
     require_amx(isa);
   }
 
@@ -183,7 +185,9 @@ class GatedMlp {
     py::gil_scoped_release release;
 #if defined(__x86_64__)
     const float* rows = pointer<const float>(x);
-    if (down_.scales != nullptr) return amx_int8_mlp(gate_up_, down_, norm_, rows, num_rows, pointer<float>(y));
+    if (down_.scales != nullptr) {
+      return amx_int8_mlp(gate_up_, down_, norm_, block_, rows, num_rows, pointer<float>(y));
+    }
     amx_bf16_mlp(as_bf16(gate_up_), as_bf16(down_), norm_, rows, num_rows, pointer<float>(y));
 #endif
   }
@@ -192,6 +196,7 @@ class GatedMlp {
   Int8Weight gate_up_;
   Int8Weight down_;
   RowNorm norm_;
+  Size block_;
 };
 
 void bind_normed(py::module_& m) {
@@ -199,7 +204,7 @@ void bind_normed(py::module_& m) {
       .def(py::init<Address, Address, std::int32_t, Address, Address, float, Size, Size, const std::string&>())
       .def("run", &NormedLinear::run);
   py::class_<GatedMlp>(m, "GatedMlp")
-      .def(py::init<Address, Address, std::int32_t, Address, Address, std::int32_t, Address, float, Size, Size,
+      .def(py::init<Address, Address, std::int32_t, Address, Address, std::int32_t, Address, float, Size, Size, Size,
                     const std::string&>())
       .def("run", &GatedMlp::run);
 }
@@ -312,9 +317,9 @@ class LayerOps {
     antiphon::cpu::rms_norm(form_, rows, pointer<const float>(weight), eps, pointer<float>(out));
   }
 
-  void silu_and_mul(Address gate_up, Size num_rows, Size size, Address out) const {
+  void silu_and_mul(Address gate_up, Size num_rows, Size size, Size block, Address out) const {
     py::gil_scoped_release release;
-    antiphon::cpu::silu_and_mul(form_, pointer<const float>(gate_up), num_rows, size, pointer<float>(out));
+    antiphon::cpu::silu_and_mul(form_, pointer<const float>(gate_up), num_rows, size, block, pointer<float>(out));
   }
 
   void gather_rows(Address table, const std::string& storage, Size num_rows, Size size, Address ids, Size num_ids,
@@ -353,7 +358,15 @@ class LayerOps {
   const LayerForm& form_;
 };
 
+// signs and mix may be null; x has `lines` rows of `size`, or so many columns (kernels/native_layer.py).
+void bind_rotate_channels(Address signs, Address mix, Size size, Size block, Address x, Size lines, bool columns) {
+  const Rotation rotation{pointer<const float>(signs), pointer<const float>(mix), size, block};
+  py::gil_scoped_release release;
+  (columns ? rotate_columns : rotate_rows)(rotation, pointer<float>(x), lines);
+}
+
 void bind_layer_ops(py::module_& m) {
+  m.def("rotate_channels", &bind_rotate_channels);
   py::class_<LayerOps>(m, "LayerOps")
       .def(py::init<const std::string&>(), py::arg("isa"))
       .def("rms_norm", &LayerOps::rms_norm)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels import native
+from antiphon.kernels.ops import Weight
 
 if TYPE_CHECKING:
     from antiphon.kernels import _native
 
 
-def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Linear:
+def pack_int8_linear(weight: Weight, bias: Tensor | None = None) -> NativeInt8Linear:
     """Quantises and packs `weight [N, K]` (float32, bfloat16 or float16, on the CPU) and `bias [N]`.
 
     Beside weight and packed weight at most 512 rows in float32 are held. TypeError or ValueError for anything else, for
@@ -141,7 +142,7 @@ def _check_operand(name: str, operand: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} is {tuple(operand.shape)}; it must be {shape}")
 
 
-def _check_weight(weight: Tensor, bias: Tensor | None) -> None:
+def _check_weight(weight: Weight, bias: Tensor | None) -> None:
     native.check_weight(weight, bias)
     most = native.extension().MAX_INT8_LINEAR_K
     if weight.shape[1] > most:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphon.kernels.ops import PackedLinear
+from antiphon.kernels.native import rows_of
+from antiphon.kernels.ops import PackedLinear, Weight, stored
 
 MAX_WEIGHT = 127
 WIDE_LEVELS = 32767  # of an activation kept in int16
@@ -83,14 +84,15 @@ class Int8PlainLinear:
         return (out if residual is None else out.add_(residual)).to(x.dtype)
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def linear(weight: Weight, bias: Tensor | None) -> PackedLinear:
     """See `ops.PackLinear`. Quantises in strips, so that no whole fp32 copy is held."""
-    quantized = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scale = torch.empty(weight.shape[0], device=weight.device)
+    device, rows = stored(weight).device, rows_of(weight)
+    quantized = torch.empty(weight.shape, dtype=torch.int8, device=device)
+    scale = torch.empty(weight.shape[0], device=device)
     max_absolute_sum = 0
     for first in range(0, weight.shape[0], _STRIP_ROWS):
         strip = slice(first, first + _STRIP_ROWS)
-        quantized[strip], scale[strip] = quantize_rows(weight[strip])
+        quantized[strip], scale[strip] = quantize_rows(rows(first, min(first + _STRIP_ROWS, weight.shape[0])))
         sums = quantized[strip].abs().sum(1, dtype=torch.int64)
         max_absolute_sum = max(max_absolute_sum, int(sums.max()))
     kept_bias = None if bias is None else bias.to(torch.float32)

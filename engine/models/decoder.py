@@ -10,6 +10,7 @@ from torch import Tensor
 from antiphon.engine.checkpoint import Checkpoint
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import ModelError
+from antiphon.engine.models.folding import Folding, RotatedFolding
 from antiphon.engine.models.layers import DecoderLayer, RotaryTable, StepInputs
 from antiphon.engine.models.weights import WeightReader
 from antiphon.kernels.ops import KernelSet, PackedBlock, PackedLinear
@@ -37,25 +38,34 @@ class Decoder:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         weight_dtype: torch.dtype | None = None,
+        rotated: bool | None = None,
     ) -> Decoder:
         """Reads and packs tensor by tensor; raises `ModelError` on a missing, misshapen or unused tensor.
 
         `dtype` is that of the activations. With `weight_dtype` int8 the embedding, which is only looked up, is kept in
-        bfloat16.
+        bfloat16. `rotated` (None: with int8) folds rotations into the weights, see `folding.py`: the same logits to
+        rounding, from other activations.
         """
         weight_dtype = weight_dtype or dtype
+        rotated = weight_dtype == torch.int8 if rotated is None else rotated
+        folding = RotatedFolding.of(config, kernels) if rotated else Folding()
         weights = WeightReader(checkpoint, dtype, weight_dtype)
+        norm = weights.take("model.norm.weight", config.hidden_size)
         embedding = weights.take(_EMBEDDING, config.vocab_size, config.hidden_size)
         head = None
         if config.tie_word_embeddings:  # packed from all that the file has of it, before it is narrowed
             _check_tied_head(config, weights, embedding)
-            head = kernels.linear(embedding, None)
-        embedding = embedding.to(_embedding_dtype(weight_dtype))
+            head = kernels.linear(folding.behind_norm(embedding, norm), None)
+        embedding = folding.embedding(embedding, _embedding_dtype(weight_dtype))
         if head is None:
-            head = kernels.linear(weights.take(_HEAD, config.vocab_size, config.hidden_size), None)
-        layers = tuple(DecoderLayer.load(config, kernels, weights, layer) for layer in range(config.num_layers))
-        norm = weights.take("model.norm.weight", config.hidden_size)
+            head = kernels.linear(
+                folding.behind_norm(weights.take(_HEAD, config.vocab_size, config.hidden_size), norm), None
+            )
+        layers = tuple(
+            DecoderLayer.load(config, kernels, weights, folding, layer) for layer in range(config.num_layers)
+        )
         weights.finish()
+        norm = folding.gain(norm)
         return Decoder(config, kernels, dtype, embedding, layers, norm, head, RotaryTable(config, dtype))
 
     @property
