@@ -98,7 +98,6 @@ def rotary_and_store(
     v_scale: int,
     q_out: int,
 ) -> bool: ...
-
 def rotate_channels(signs: int, mix: int, size: int, block: int, x: int, lines: int, columns: bool, /) -> None: ...
 
 class LayerOps:

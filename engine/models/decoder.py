@@ -20,7 +20,8 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True)
 class Decoder:
-    """A dense model's weights in their kernels' form. Holds no state of any row."""
+    """A dense model's weights in their kernels' form. Holds no state of any row. `folding` is what was folded into the
+    weights, by name."""
 
     config: ModelConfig
     kernels: KernelSet
@@ -30,6 +31,7 @@ class Decoder:
     norm: Tensor
     head: PackedLinear
     rotary: RotaryTable
+    folding: str
 
     @staticmethod
     def load(
@@ -65,8 +67,8 @@ class Decoder:
             DecoderLayer.load(config, kernels, weights, folding, layer) for layer in range(config.num_layers)
         )
         weights.finish()
-        norm = folding.gain(norm)
-        return Decoder(config, kernels, dtype, embedding, layers, norm, head, RotaryTable(config, dtype))
+        norm, rotary = folding.gain(norm), RotaryTable(config, dtype)
+        return Decoder(config, kernels, dtype, embedding, layers, norm, head, rotary, folding.name)
 
     @property
     def num_bytes(self) -> int:

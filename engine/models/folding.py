@@ -1,10 +1,10 @@
-"""What a model's weights are rewritten by as they are loaded, so that 8 bits hold its activations: rotations, folded in.
+"""What a model's weights are rewritten by as they are loaded, so that 8 bits hold its activations: folded rotations.
 
 With R a rotation of the residual stream (kernels/rotation.py), x R instead of x goes from layer to layer:
 
     embedding          rows times R
-    behind a norm      norm(x) g W^T = norm(x R) (W g R)^T, as R leaves a row's mean square alone: the gain g goes into
-                       the weight, the norm keeps ones; the head likewise
+    behind a norm      norm(x) g W^T = norm(x R) (W g R)^T, as R leaves a row's mean square alone: the gain g goes
+                       into the weight, the norm keeps ones; the head likewise
     added to x         R^T W for o and down
 
 Inside a layer, each head of v is rotated by a Hadamard matrix in the rows of v's weight and bias, and back in o's
@@ -30,6 +30,7 @@ _STRIP_ROWS = 512  # of the embedding in float32 at a time
 class Folding:
     """Nothing is folded: weights come as they are."""
 
+    name = ""  # of what is folded in, where a prefix is kept under what determines its bits
     mlp_block = 1  # see `ops.SiluAndMul`
 
     def gain(self, gain: Tensor) -> Tensor:
@@ -69,6 +70,7 @@ class RotatedFolding(Folding):
     residual: Rotation
     heads: Rotation  # of one head's v
     mlp_block: int
+    name = "rotated"
 
     @staticmethod
     def of(config: ModelConfig, kernels: KernelSet) -> RotatedFolding:
@@ -85,26 +87,26 @@ class RotatedFolding(Folding):
 
     def values(self, weight: Tensor) -> Tensor:
         # A row for each head: its channels lie beside each other, or `hidden` apart.
-        heads = weight.float().view(-1, self.heads.size, weight[0].numel()).transpose(1, 2)
-        rotated = self._by_rows(heads.reshape(-1, self.heads.size), self.heads)
+        heads = weight.view(-1, self.heads.size, weight[0].numel()).transpose(1, 2)
+        rotated = self._by_rows(_wide(heads).view(-1, self.heads.size), self.heads)
         return rotated.view(heads.shape).transpose(1, 2).reshape(weight.shape)
 
     def attention_out(self, weight: Tensor) -> Tensor:
-        heads = weight.float().contiguous().view(-1, self.heads.size)
+        heads = _wide(weight).view(-1, self.heads.size)
         return self._outputs(self._by_rows(heads, self.heads).view(weight.shape))
 
     def mlp_down(self, weight: Tensor) -> Tensor:
         blocks = block_rotation(weight.shape[1], self.mlp_block)
-        return self._outputs(self._by_rows(weight.float().contiguous(), blocks))
+        return self._outputs(self._by_rows(_wide(weight), blocks))
 
     def added(self, bias: Tensor) -> Tensor:
-        return self._by_rows(bias.float().clone()[None], self.residual)[0]
+        return self._by_rows(_wide(bias[None]), self.residual)[0]
 
     def embedding(self, table: Tensor, dtype: torch.dtype) -> Tensor:
         rotated = torch.empty(table.shape, dtype=dtype)
         for first in range(0, table.shape[0], _STRIP_ROWS):
             strip = slice(first, first + _STRIP_ROWS)
-            rotated[strip] = self._by_rows(table[strip].float(), self.residual)
+            rotated[strip] = self._by_rows(_wide(table[strip]), self.residual)
         return rotated
 
     def _outputs(self, weight: Tensor) -> Tensor:
@@ -112,3 +114,8 @@ class RotatedFolding(Folding):
 
     def _by_rows(self, weight: Tensor, rotation: Rotation) -> Tensor:
         return self.kernels.rotate_channels(weight, rotation)
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """A float32 copy, contiguous, to be rotated in place."""
+    return torch.empty(weight.shape).copy_(weight)

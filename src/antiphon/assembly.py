@@ -158,8 +158,9 @@ def _load(
     with source.open() as checkpoint:
         decoder = Decoder.load(source.config, kernels, checkpoint, precision.activations, precision.weights)
     cache = KVCache(source.config, num_pages, precision.kv, kernels, poison=options.debug)
-    # The precision belongs to what determines a prefix's bits, as the model does.
-    store = PrefixStore(PagePool(num_pages), cache, f"{source.fingerprint}|{precision}")
+    # The precision belongs to what determines a prefix's bits, as the model does, and what is folded into its weights.
+    parts = [source.fingerprint, str(precision), *([decoder.folding] if decoder.folding else [])]
+    store = PrefixStore(PagePool(num_pages), cache, "|".join(parts))
     tokenizer = source.tokenizer()
     runner = ModelRunner(decoder, cache, tokenizer.vocab_size)
     lane = Lane(role, runner, store, tokenizer.eos_ids, step_tokens=options.step_tokens)
