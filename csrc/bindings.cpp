@@ -9,6 +9,7 @@
 #include "cpu/attention.h"
 #include "cpu/cpu_features.h"
 #include "cpu/huge_pages.h"
+#include "cpu/int8_planes.h"
 #include "cpu/layer_ops.h"
 #include "cpu/linear_forms.h"
 #include "cpu/log_prob.h"
@@ -90,35 +91,40 @@ std::int32_t bind_pack_int8_rows(Address rows, Size first_row, Size num_rows, Si
                         pointer<float>(scales));
 }
 
-// A packed int8 linear layer: checked and resolved once, called many times.
+// A packed int8 linear layer: checked and resolved once, called many times. With fine panels (not 0) and with fine_x it
+// has second planes.
 class Int8Linear {
  public:
   Int8Linear(Address panels, Address scales, Address bias, Size num_columns, Size num_k, std::int32_t max_absolute_sum,
-             const std::string& isa)
+             Address fine_panels, Address fine_scales, std::int32_t fine_sum, bool fine_x, const std::string& isa)
       : form_(parse_int8_form(isa)),
-        weight_{pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k,
-                int8_levels(form_, max_absolute_sum)},
+        planes_{plane(panels, scales, num_columns, num_k, max_absolute_sum),
+                plane(fine_panels, fine_scales, num_columns, num_k, fine_sum), fine_x},
         bias_(pointer<const float>(bias)) {}
 
-  std::int32_t levels() const { return weight_.levels; }
+  std::int32_t levels() const { return planes_.weight.levels; }
 
   void run(Address x, Size num_rows, Address residual, Address y) const {
     py::gil_scoped_release release;
-    int8_linear(form_, weight_, bias_, pointer<const float>(x), num_rows, pointer<const float>(residual),
+    int8_linear(form_, planes_, bias_, pointer<const float>(x), num_rows, pointer<const float>(residual),
                 pointer<float>(y));
   }
 
   // A part of the columns, from a task of the pool: see StripLogits.
   void run_columns(const float* x, Size num_rows, Size first_column, Size num_columns, float* y) const {
-    const Int8Weight part = columns_of(form_, weight_, first_column, num_columns);
+    const Int8Planes part = columns_of(form_, planes_, first_column, num_columns);
     int8_linear(form_, part, bias_ != nullptr ? bias_ + first_column : nullptr, x, num_rows, nullptr, y);
   }
 
-  Size num_k() const { return weight_.num_k; }
+  Size num_k() const { return planes_.weight.num_k; }
 
  private:
+  Int8Weight plane(Address panels, Address scales, Size num_columns, Size num_k, std::int32_t sum) const {
+    return {pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k, int8_levels(form_, sum)};
+  }
+
   const Int8Form& form_;
-  Int8Weight weight_;
+  Int8Planes planes_;
   const float* bias_;
 };
 
@@ -126,8 +132,13 @@ void bind_int8_linear(py::module_& m) {
   m.attr("MAX_INT8_LINEAR_K") = kMaxInt8LinearK;
   m.def("int8_panels_bytes", &bind_int8_panels_bytes);
   m.def("pack_int8_rows", &bind_pack_int8_rows);
+  m.def("int8_remainder", [](Address rows, Size num_rows, Size num_k) {
+    py::gil_scoped_release release;
+    int8_remainder(pointer<float>(rows), num_rows, num_k);
+  });
   py::class_<Int8Linear>(m, "Int8Linear")
-      .def(py::init<Address, Address, Address, Size, Size, std::int32_t, const std::string&>())
+      .def(py::init<Address, Address, Address, Size, Size, std::int32_t, Address, Address, std::int32_t, bool,
+                    const std::string&>())
       .def_property_readonly("levels", &Int8Linear::levels)
       .def("run", &Int8Linear::run);
 }

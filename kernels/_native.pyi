@@ -17,11 +17,24 @@ MAX_INT8_LINEAR_K: int
 
 def int8_panels_bytes(num_columns: int, num_k: int, isa: str) -> int: ...
 def pack_int8_rows(rows: int, first_row: int, num_rows: int, num_k: int, panels: int, scales: int, isa: str) -> int: ...
+def int8_remainder(rows: int, num_rows: int, num_k: int, /) -> None: ...
 
 class Int8Linear:
     levels: int
     def __init__(
-        self, panels: int, scales: int, bias: int, num_columns: int, num_k: int, max_absolute_sum: int, isa: str
+        self,
+        panels: int,
+        scales: int,
+        bias: int,
+        num_columns: int,
+        num_k: int,
+        max_absolute_sum: int,
+        fine_panels: int,
+        fine_scales: int,
+        fine_sum: int,
+        fine_x: bool,
+        isa: str,
+        /,
     ) -> None: ...
     def run(self, x: int, num_rows: int, residual: int, y: int) -> None: ...
 

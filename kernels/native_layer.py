@@ -80,8 +80,8 @@ class LayerOps:
         return out
 
     def rotate_channels(self, x: Tensor, rotation: Rotation, columns: bool = False) -> Tensor:
-        """See `ops.RotateChannels`; every row or column by itself, bitwise. TypeError or ValueError, before any work, for
-        another x."""
+        """See `ops.RotateChannels`; every row or column by itself, bitwise. TypeError or ValueError, before any work,
+        for another x."""
         if x.dtype is not torch.float32 or not x.is_cpu:
             raise TypeError(f"x is {_kind(x)}; rotate_channels takes float32 on the CPU")
         axis = 0 if columns else 1

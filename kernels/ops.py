@@ -123,11 +123,25 @@ class Embedding(Protocol):
     def __call__(self, table: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class Planes:
+    """Which factors of an int8 product have a second plane: what rounding to 8 bits leaves of them, in int8 again, so
+    that they have some 15 bits. Each is a product more; one of the weight is its bytes again, one of the activations
+    is not made where they have more than 8 bits anyway."""
+
+    weight: bool = False
+    activations: bool = False
+
+
+ONE_PLANE = Planes()
+
+
 class PackLinear(Protocol):
     """Operation `linear`: packs `weight [out, in]` and `bias [out]` once; the original is not kept. The weight comes in
-    the context's weight dtype, where that is int8 in float32 or bfloat16, to be quantised by the kernel."""
+    the context's weight dtype, where that is int8 in float32 or bfloat16, to be quantised by the kernel, as `planes`
+    says; nothing else has planes."""
 
-    def __call__(self, weight: Weight, bias: Tensor | None) -> PackedLinear: ...
+    def __call__(self, weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear: ...
 
 
 class RmsNorm(Protocol):
@@ -161,8 +175,8 @@ class PagedAttention(Protocol):
 
 
 class SiluAndMul(Protocol):
-    """`gate_up [tokens, 2 * size]` → `silu(gate) * up`, `[tokens, size]`; with a `block` over 1, times the Walsh-Hadamard
-    matrix of every `block` of its values, a power of two that divides size, over sqrt(block)."""
+    """`gate_up [tokens, 2 * size]` → `silu(gate) * up`, `[tokens, size]`; with a `block` over 1, every `block` of its
+    values, a power of two that divides size, times the Walsh-Hadamard matrix over sqrt(block)."""
 
     def __call__(self, gate_up: Tensor, block: int = 1) -> Tensor: ...
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.attention_plan import AttentionPlan, Run
-from antiphon.kernels.ops import KernelContext, LayerCache, PackedLinear, Weight, whole
+from antiphon.kernels.ops import ONE_PLANE, KernelContext, LayerCache, PackedLinear, Planes, Weight, whole
 from antiphon.kernels.rotation import Rotation
 
 
@@ -37,7 +37,7 @@ def linear_reason(context: KernelContext) -> str | None:
     return None
 
 
-def linear(weight: Weight, bias: Tensor | None) -> PackedLinear:
+def linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
     """See `ops.PackLinear`."""
     return PlainLinear(whole(weight), bias)
 

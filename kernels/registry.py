@@ -23,7 +23,7 @@ from antiphon.kernels import (
     reference_int8,
     torch_cpu,
 )
-from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLinear, Weight
+from antiphon.kernels.ops import ONE_PLANE, OPERATIONS, KernelContext, KernelSet, PackedLinear, Planes, Weight
 
 Reason = Callable[[KernelContext], str | None]
 
@@ -172,7 +172,7 @@ def _bfloat16_reason(context: KernelContext) -> str | None:
     return f"serves bfloat16 weights only, asked for {context.weight_dtype}"
 
 
-def _native_linear(weight: Weight, bias: Tensor | None) -> PackedLinear:
+def _native_linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
     is_narrow = isinstance(weight, Tensor) and weight.dtype == torch.bfloat16
     return native.pack_linear(weight, bias, "bfloat16" if is_narrow else "float32")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear, Weight
+from antiphon.kernels.ops import ONE_PLANE, KernelSet, Norm, PackedBlock, PackedLinear, Planes, Weight
 
 Clock = Callable[[], float]
 
@@ -56,8 +56,8 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
     def timed_packed(operation: str, weight: Weight, packed: PackedLinear | PackedBlock) -> _Timed:
         return _Timed(packed, wrap(f"{operation} {weight.shape[0]}x{weight.shape[1]}", packed))
 
-    def pack(weight: Weight, bias: Tensor | None) -> PackedLinear:
-        return timed_packed("linear", weight, kernels.linear(weight, bias))
+    def pack(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
+        return timed_packed("linear", weight, kernels.linear(weight, bias, planes))
 
     def pack_normed_linear(norm: Norm, weight: Weight, bias: Tensor | None) -> PackedBlock:
         assert kernels.normed_linear is not None

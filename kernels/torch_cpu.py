@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.attention_plan import AttentionPlan, AttentionRow, Run
-from antiphon.kernels.ops import KernelContext, LayerCache, PackedLinear, Weight, whole
+from antiphon.kernels.ops import ONE_PLANE, KernelContext, LayerCache, PackedLinear, Planes, Weight, whole
 from antiphon.kernels.reference import gather_runs, hadamard, rotate, stored_form
 
 # oneDNN lays a weight out for an expected number of rows; it serves any number.
@@ -46,7 +46,7 @@ def bf16_is_fast() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear(weight: Weight, bias: Tensor | None) -> PackedLinear:
+def linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
     """See `ops.PackLinear`."""
     weight = whole(weight)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _EXPECTED_ROWS)

@@ -13,9 +13,12 @@ from antiphon.engine.errors import ModelError
 from antiphon.engine.models.folding import Folding, RotatedFolding
 from antiphon.engine.models.layers import DecoderLayer, RotaryTable, StepInputs
 from antiphon.engine.models.weights import WeightReader
-from antiphon.kernels.ops import KernelSet, PackedBlock, PackedLinear
+from antiphon.kernels.ops import KernelSet, PackedBlock, PackedLinear, Planes
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_HEAD_PLANES = Planes(
+    weight=True
+)  # the rounding of the head's rows moves more top tokens than that of any other weight
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,11 @@ class Decoder:
         head = None
         if config.tie_word_embeddings:  # packed from all that the file has of it, before it is narrowed
             _check_tied_head(config, weights, embedding)
-            head = kernels.linear(folding.behind_norm(embedding, norm), None)
+            head = kernels.linear(folding.behind_norm(embedding, norm), None, _HEAD_PLANES)
         embedding = folding.embedding(embedding, _embedding_dtype(weight_dtype))
         if head is None:
-            head = kernels.linear(
-                folding.behind_norm(weights.take(_HEAD, config.vocab_size, config.hidden_size), norm), None
-            )
+            weight = folding.behind_norm(weights.take(_HEAD, config.vocab_size, config.hidden_size), norm)
+            head = kernels.linear(weight, None, _HEAD_PLANES)
         layers = tuple(
             DecoderLayer.load(config, kernels, weights, folding, layer) for layer in range(config.num_layers)
         )
@@ -95,15 +97,27 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     for each output beside its scale)."""
     embedding = config.num_head_parameters * _embedding_dtype(dtype).itemsize
     vectors = config.num_layers * 8 * config.hidden_size * 4
-    sums = 4 * (config.num_linear_outputs + config.vocab_size + 32) if dtype == torch.int8 else 0
-    return matrix_bytes(config, dtype) + embedding + sums + 16 * config.hidden_size * dtype.itemsize + vectors
+    sums = 4 * (config.num_linear_outputs + 2 * config.vocab_size + 64) if dtype == torch.int8 else 0
+    return (
+        matrix_bytes(config, dtype)
+        + embedding
+        + sums
+        + 16 * _head_planes(dtype) * config.hidden_size * dtype.itemsize
+        + vectors
+    )
 
 
 def matrix_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all that one pass multiplies with, head included: the matrices in `dtype`, with int8 a float32 scale
-    for each of their outputs."""
-    scales = config.num_linear_outputs + config.vocab_size if dtype == torch.int8 else 0
-    return (config.num_linear_parameters + config.num_head_parameters) * dtype.itemsize + 4 * scales
+    for each of their outputs, and the head twice (`ops.PackLinear`'s planes)."""
+    planes = _head_planes(dtype)
+    scales = config.num_linear_outputs + planes * config.vocab_size if dtype == torch.int8 else 0
+    return (config.num_linear_parameters + planes * config.num_head_parameters) * dtype.itemsize + 4 * scales
+
+
+def _head_planes(weight_dtype: torch.dtype) -> int:
+    """How many times the head's weight is kept."""
+    return 2 if weight_dtype == torch.int8 and _HEAD_PLANES.weight else 1
 
 
 def _embedding_dtype(weight_dtype: torch.dtype) -> torch.dtype:

@@ -8,8 +8,8 @@ With R a rotation of the residual stream (kernels/rotation.py), x R instead of x
     added to x         R^T W for o and down
 
 Inside a layer, each head of v is rotated by a Hadamard matrix in the rows of v's weight and bias, and back in o's
-columns (all query heads of a group read the same v); the MLP's gated activation is rotated as it is computed, in blocks,
-and back in down's columns. q and k, their biases and norms stay.
+columns (all query heads of a group read the same v); the MLP's gated activation is rotated as it is computed, in
+blocks, and back in down's columns. q and k, their biases and norms stay.
 """
 
 from __future__ import annotations

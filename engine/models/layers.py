@@ -13,7 +13,9 @@ from antiphon.engine.models.folding import Folding
 from antiphon.engine.models.weights import WeightReader
 from antiphon.engine.pages import KVCache
 from antiphon.kernels.attention_plan import AttentionPlan
-from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear
+from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear, Planes
+
+_OUT_PLANES = Planes(activations=True)  # one scale for all heads costs o's input most, and its product is the smallest
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Attention:
             config,
             kernels,
             pack_normed_linear(kernels, Norm(folding.gain(norm.weight), norm.eps), weight, bias),
-            kernels.linear(out, out_bias),
+            kernels.linear(out, out_bias, _OUT_PLANES),
             weights.take(f"{name}.q_norm.weight", config.head_dim) if config.qk_norm else None,
             weights.take(f"{name}.k_norm.weight", config.head_dim) if config.qk_norm else None,
         )
