@@ -28,6 +28,12 @@ ANTIPHON_INLINE void hadamard_step(float* x, std::ptrdiff_t size, std::ptrdiff_t
   }
 }
 
+struct Lanes4 {
+  static constexpr int kWidth = 4;
+  typedef float Vector __attribute__((vector_size(16)));
+  typedef int Bits __attribute__((vector_size(16)));
+};
+
 struct Lanes8 {
   static constexpr int kWidth = 8;
   typedef float Vector __attribute__((vector_size(32)));
@@ -108,7 +114,7 @@ struct HadamardBlocks {
     ANTIPHON_UNROLL(8)
     for (int i = 0; i < kVectors; ++i) {
       if constexpr (kWidth >= 16) step_within<8>(v[i]);
-      step_within<4>(v[i]);
+      if constexpr (kWidth >= 8) step_within<4>(v[i]);
       step_within<2>(v[i]);
       step_within<1>(v[i]);
       v[i] *= scale;

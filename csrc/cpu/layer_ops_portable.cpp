@@ -41,7 +41,7 @@ void silu_and_mul_row(const float* gate, const float* up, std::ptrdiff_t size, f
   for (std::ptrdiff_t k = 0; k < size; ++k) out[k] = gate[k] / (1.0f + exp_portable(-gate[k])) * up[k];
 }
 
-void hadamard_row(float* x, std::ptrdiff_t size, std::ptrdiff_t block) { hadamard<Lanes8>(x, size, block); }
+void hadamard_row(float* x, std::ptrdiff_t size, std::ptrdiff_t block) { hadamard<Lanes4>(x, size, block); }
 
 void widen_row(const std::uint16_t* row, std::ptrdiff_t size, float* out) {
   for (std::ptrdiff_t k = 0; k < size; ++k) {

@@ -32,7 +32,7 @@ void load(const Rotation& rotation, const Tile& from, float* tile) {
 }
 
 void transform(const Rotation& rotation, float* tile, std::ptrdiff_t width) {
-  if (width == 1) return hadamard<Lanes8>(tile, rotation.size, rotation.block);
+  if (width == 1) return hadamard<Lanes4>(tile, rotation.size, rotation.block);
   const float scale = 1.0f / std::sqrt(static_cast<float>(rotation.block));
   const std::ptrdiff_t values = rotation.size * width;
   for (std::ptrdiff_t h = rotation.block / 2; h > 0; h /= 2) hadamard_step(tile, values, h * width);
@@ -64,7 +64,8 @@ void store(const Rotation& rotation, const float* tile, const Tile& to) {
 }
 
 void rotate_row(const Rotation& rotation, float* row, float* tile) {
-  load(rotation, {row, 1, 1}, tile);
+  std::memcpy(tile, row, sizeof(float) * static_cast<std::size_t>(rotation.size));
+  for (std::ptrdiff_t k = 0; k < rotation.size && rotation.signs != nullptr; ++k) tile[k] *= rotation.signs[k];
   transform(rotation, tile, 1);
   if (rotation.mix == nullptr) {
     std::memcpy(row, tile, sizeof(float) * static_cast<std::size_t>(rotation.size));

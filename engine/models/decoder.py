@@ -63,8 +63,8 @@ class Decoder:
             head = kernels.linear(folding.behind_norm(embedding, norm), None, _HEAD_PLANES)
         embedding = folding.embedding(embedding, _embedding_dtype(weight_dtype))
         if head is None:
-            weight = folding.behind_norm(weights.take(_HEAD, config.vocab_size, config.hidden_size), norm)
-            head = kernels.linear(weight, None, _HEAD_PLANES)
+            own = (_HEAD, config.vocab_size, config.hidden_size)  # not named itself: it must go once it is packed
+            head = kernels.linear(folding.behind_norm(weights.take(*own), norm), None, _HEAD_PLANES)
         layers = tuple(
             DecoderLayer.load(config, kernels, weights, folding, layer) for layer in range(config.num_layers)
         )
