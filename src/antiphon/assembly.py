@@ -137,11 +137,12 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def prefix_fingerprint(source: ModelSource, precision: Precision) -> str:
-    """All that determines a prefix's bits beside its tokens: the model, what it is computed in, and by which kernels;
-    and how pages are laid out, since states are kept on the disk."""
+def prefix_fingerprint(source: ModelSource, precision: Precision, folding: str) -> str:
+    """All that determines a prefix's bits beside its tokens: the model, what it is computed in, what is folded into its
+    weights, and by which kernels; and how pages are laid out, since states are kept on the disk."""
     kernels = f"native {native.isa()}" if native.available() is None else f"torch {torch.__version__}"
-    return f"{source.fingerprint}|{precision}|{kernels}|layout {_LAYOUT_VERSION}"
+    parts = [source.fingerprint, str(precision), *([folding] if folding else []), kernels, f"layout {_LAYOUT_VERSION}"]
+    return "|".join(parts)
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _load(
     with source.open() as checkpoint:
         decoder = Decoder.load(source.config, kernels, checkpoint, precision.activations, precision.weights)
     cache = KVCache(source.config, num_pages, precision.kv, kernels, poison=options.debug)
-    store = PrefixStore(PagePool(num_pages), cache, prefix_fingerprint(source, precision))
+    store = PrefixStore(PagePool(num_pages), cache, prefix_fingerprint(source, precision, decoder.folding))
     tokenizer = source.tokenizer()
     runner = ModelRunner(decoder, cache, tokenizer.vocab_size)
     lane = Lane(
