@@ -246,12 +246,17 @@ async def read_corpus(
         second_reader,
         num_computed + sum(result.prefill_tokens for result in reads),
     )
+    await _wait_until_saved(corpus, reads)
+    return corpus
+
+
+async def _wait_until_saved(corpus: Corpus, reads: Sequence[RowResult]) -> None:
+    """Releases the corpus where a state could not be saved, or this is cancelled."""
     try:
         await asyncio.gather(*(asyncio.wrap_future(result.saved) for result in reads if result.saved is not None))
     except BaseException:
         await corpus.release()
         raise
-    return corpus
 
 
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:
