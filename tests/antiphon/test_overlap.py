@@ -176,11 +176,15 @@ def test_a_document_without_shards_ends_the_turn_too() -> None:
     assert (log, script.released) == (["reading begins", "reading ends"], 2)
 
 
-def test_an_answer_without_the_document_does_not_wait_for_it_to_be_read() -> None:
-    log = logged(script := Script(["<answer>Peru</answer>"], streams=True), read_steps=10_000)
+def test_an_answer_that_comes_before_the_document_is_read_waits_so_that_what_was_read_is_the_same() -> None:
+    log = logged(script := Script(["<answer>Peru</answer>"], streams=True), read_steps=1000)
     answer = asyncio.run(ask_document(script, query_first=False))
-    assert (answer.answer, answer.stopped, script.num_open, script.released) == ("Peru", "answered", 0, 0)
-    assert log == ["reading begins", "turn begins", "turn ends", "reading cancelled"]
+    assert (answer.answer, answer.stopped, script.num_open, script.released) == ("Peru", "answered", 0, 2)
+    assert log == ["reading begins", "turn begins", "turn ends", "reading ends"]
+    assert (answer.usage.shards, answer.usage.worker_prefill_tokens) == (3, 60)
+    log = logged(script := Script(["<answer>Peru</answer>"], streams=True), read_steps=1000, lines=())
+    answer = asyncio.run(ask_document(script, query_first=False))
+    assert (answer.answer, answer.stopped, answer.notes) == ("not found in the document", "no-document", [])
 
 
 def test_a_scatter_that_fails_fails_the_question_and_ends_the_others() -> None:

@@ -23,8 +23,7 @@ from antiphon.saving import read_and_save, saved_corpus
 
 MIB = 1 << 20
 PARAGRAPHS = [f"Paragraph {number}: the keeper of light {number} was called Ada {number}." for number in range(12)]
-# This driver writes nonsense: with overlap it may end before the reading, which is then cancelled.
-SHARDS = ParSerOptions(shard_tokens=120, rounds=1, driver_max_new_tokens=40, worker_max_new_tokens=12, overlap=False)
+SHARDS = ParSerOptions(shard_tokens=120, rounds=1, driver_max_new_tokens=40, worker_max_new_tokens=12)
 HOW = ScatterOptions(SamplingParams(max_new_tokens=12), gate="likelihood", readers=3, grammar="none")
 
 

@@ -130,7 +130,7 @@ class Conversation:
         in_thinking = self._ends_in_thought(tokens)
         self._session.append(tokens)
         on_text = None if on_query is None else _query_listener(on_query, in_thinking)
-        with traced(self._trace, "turns", f"turn: {kind}"):
+        with traced(self._trace, "turns", kind):
             generation = await self._session.generate(
                 self._options.driver_sampling(max_new_tokens), self._grammar(kind), on_text
             )

@@ -89,11 +89,9 @@ class ParSer:
                 if not self.options.overlap and not (await reading).shards:
                     return
                 inquiry = group.create_task(self._inquire(reading, question, answer, on_event))
-                await asyncio.wait((reading, inquiry), return_when=asyncio.FIRST_COMPLETED)
-                if not reading.done():
-                    reading.cancel()  # the driver answered without the document
-                elif reading.exception() is None and not reading.result().shards:
+                if not (await reading).shards:
                     inquiry.cancel()
+                    answer.answer, answer.stopped, answer.notes = NOT_FOUND, "no-document", []
         except BaseExceptionGroup as failures:  # what the first failure led to is of no interest
             raise failures.exceptions[0] from None
         finally:
