@@ -116,6 +116,7 @@ def tiny_engine(
     only: str | None = None,
     wrap_kernels: Callable[[KernelSet], KernelSet] = lambda kernels: kernels,
     eos_ids: frozenset[int] = frozenset(),
+    speculation: bool = True,
 ) -> TinyEngine:
     """An engine with poisoned pages on this model's weights; `weight_dtype` and `kv_dtype` are `dtype` where they are
     not given, `only` forces one kind of kernels."""
@@ -126,7 +127,8 @@ def tiny_engine(
     decoder = Decoder.load(config, kernels, StateDictCheckpoint(hf_tensors(model)), dtype, weight_dtype)
     cache = KVCache(config, num_pages, kv_dtype, kernels, poison=True)
     store = PrefixStore(PagePool(num_pages), cache, "tiny")
-    lane = Lane("tiny", ModelRunner(decoder, cache, VOCABULARY), store, eos_ids, step_tokens=step_tokens)
+    runner = ModelRunner(decoder, cache, VOCABULARY)
+    lane = Lane("tiny", runner, store, eos_ids, step_tokens=step_tokens, speculation=speculation)
     return TinyEngine(Core({"tiny": lane}), lane)
 
 

@@ -171,6 +171,14 @@ KvCacheDtype = Annotated[
         help="Of keys and values that are kept: auto, float32, bf16 or int8.",
     ),
 ]
+Speculation = Annotated[
+    bool | None,
+    typer.Option(
+        "--speculation/--no-speculation",
+        rich_help_panel=_MACHINE,
+        help="Draft what replies quote of their shards: the same replies, sooner.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object and nothing else.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", rich_help_panel=_OUTPUT, help="Print the answer's text and nothing else.")
