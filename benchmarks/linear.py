@@ -2,9 +2,10 @@
 
     python benchmarks/linear.py --threads 1 --rows 1,16,1024
 
-Many rows are bound by multiplying, one to six by reading the weight, so a line has both rates; the last line has the
-machine's own, measured in the same run (`antiphon.machine`; a float32 product for the one, reading for the other). int8
-may pass the float32 rate: its instruction multiplies twice as much. The least of several repeats is shown, for a busy
+Many rows are bound by multiplying, one to six by reading the weight, so a line has both rates; the last lines have the
+machine's own, measured before and after in the same run (`antiphon.machine`: the best that products under bfloat16
+weights have, in registers where that can be measured, and reading). int8 may pass the former: its instruction
+multiplies twice as much. The least of several repeats is shown, for a busy
 machine only makes times longer. A shape is timed only after its products have been compared with float64.
 """
 
@@ -42,7 +43,7 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     native.set_num_threads(arguments.threads)
     rows = [int(count) for count in arguments.rows.split(",")]
-    lines = []
+    lines, before = [], measure_rates(torch.bfloat16)
     for model in arguments.models.split(","):
         for num_k, columns in SHAPES[model]:
             weight = torch.randn(columns, num_k).mul_(num_k**-0.5).bfloat16()
@@ -53,12 +54,13 @@ def main() -> int:
                     print(f"linear: {name} {num_k} x {columns} is wrong by {error:.3g}, not timed", file=sys.stderr)
                     return 1
             lines += [_line(model, weight, layers, count, arguments.seconds) for count in rows]
-    rates = measure_rates(torch.float32)
-    peak, bandwidth = rates.matrix_flops_per_second / 1e9, rates.bandwidth_bytes_per_second / 1e9
+    after = measure_rates(torch.bfloat16)
     print(f"{native.isa()}, {arguments.threads} thread(s); GF/s: 2 x multiply-adds, GB/s: bytes of weight\n")
     header = ("model", "K x N", "rows", "bf16 ms", "GF/s", "GB/s", "int8 ms", "GF/s", "GB/s", "speed-up")
     print(markdown_table(header, lines))
-    print(f"\nthis machine in torch: {peak:.0f} GF/s in float32, {bandwidth:.1f} GB/s")
+    for when, rates in (("before", before), ("after", after)):
+        peak, bandwidth = rates.matrix_flops_per_second / 1e9, rates.bandwidth_bytes_per_second / 1e9
+        print(f"\nthis machine {when}: {peak:.0f} GF/s, {bandwidth:.1f} GB/s")
     return 0
 
 

@@ -27,7 +27,6 @@ from antiphon.corpus import Corpus
 from antiphon.document import Document
 from antiphon.evaluation.qa_data import build_document, load_pool, load_questions
 from antiphon.evaluation.summary import markdown_table
-from antiphon.loaded_model import LoadedModel
 from antiphon.methods.backend import ScatterOptions
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.prompts import ParSerPrompts
@@ -124,29 +123,19 @@ async def _run(arguments: argparse.Namespace) -> None:
 
 
 async def _measure(engine: Engine, corpus: Corpus, question: str, name: str, speculation: bool) -> dict[str, Any]:
-    """One round. A lane keeps what it has learnt while it does not speculate."""
+    """One round."""
     model = engine.driver if name == "second" else engine.worker
     lane, before = model.client.lane, model.client.lane.counters.as_dict()
-    speculator = lane.speculator
-    if not speculation:
-        await _set_speculator(model, None)
+    await model.client.call(lambda: setattr(lane.speculator, "enabled", speculation))
     options = ParSerOptions()
     given = {"gate": options.gate, "readers": options.readers, **CONFIGURATIONS[name]}
     done = await corpus.scatter([question], ScatterOptions(options.worker_sampling(), **given))
-    await _set_speculator(model, speculator)
     after = lane.counters.as_dict()
     return {
         **{counter: after[counter] - before[counter] for counter in _COUNTED},
         "tokens": done.decode_tokens,
         "replies": [reply.text for reply in done.replies],
     }
-
-
-async def _set_speculator(model: LoadedModel, speculator: Any) -> None:
-    def work() -> None:
-        model.client.lane.speculator = speculator
-
-    await model.client.call(work)
 
 
 def _arguments() -> argparse.Namespace:

@@ -218,7 +218,8 @@ const AttentionForm& parse_attention_isa(const std::string& isa, KvStorage stora
   static_cast<void>(storage);
 #if defined(__x86_64__)
   if (parsed == Isa::kAmx && storage != KvStorage::kFloat32) return kAmxAttention;
-  if (parsed != Isa::kPortable) return kAvx2Attention;  // AVX-512 has no form of its own
+  if (parsed == Isa::kAvx512Bf16 && storage != KvStorage::kFloat32) return kAvx512Bf16Attention;
+  if (parsed != Isa::kPortable) return kAvx2Attention;  // AVX-512 without BF16 has no form of its own
 #endif
   static_cast<void>(parsed);
   return kPortableAttention;
@@ -384,10 +385,11 @@ PYBIND11_MODULE(_native, m) {
     py::gil_scoped_release release;
     return read_memory(pointer<const void>(data), num_bytes);
   });
-  m.def("multiply_tiles", [](bool int8, Size num_rounds) {
-    parse_isa("amx");  // refused where the machine has none
+  m.def("multiply_registers", [](const std::string& isa, bool int8, Size num_rounds) {
+    const Isa form = parse_isa(isa);
+    if (form != Isa::kAmx && form != Isa::kAvx512Bf16) throw py::value_error("amx or avx512_bf16, not '" + isa + "'");
     py::gil_scoped_release release;
-    return multiply_tiles(int8, num_rounds);
+    return multiply_registers(form, int8, num_rounds);
   });
   bind_int8_linear(m);
   bind_normed(m);

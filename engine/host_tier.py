@@ -1,9 +1,8 @@
-"""`HostTier`: states in memory, outside the pool; the least recently used go when there is no room."""
+"""`HostTier`: states in memory, outside the pool."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +27,8 @@ class _Held:
 
 
 class HostTier:
-    """Holds at most `limit_bytes` of tensors. A state that went for want of room is absent, and nobody is told.
+    """Holds at most `limit_bytes` of tensors, and refuses what is more: under sweeps any share of the shards serves as
+    well as another, and to drop the least recently used would drop just those that come next.
 
     With `int8`, keys and values in bfloat16 or float32 are kept as int8 with a float32 scale per token and head, as the
     int8 cache has them: LOSSY. What comes back has the dtype that was put, but not its bits; without `int8` it has.
@@ -40,7 +40,7 @@ class HostTier:
         self._limit_bytes = limit_bytes
         self._int8 = int8
         self._lock = threading.Lock()
-        self._held: OrderedDict[bytes, _Held] = OrderedDict()
+        self._held: dict[bytes, _Held] = {}
         self._num_bytes = 0
 
     @property
@@ -53,14 +53,12 @@ class HostTier:
         return key in self._held
 
     def put(self, state: PrefixState) -> None:
-        """See `Tier.put`; raises `TierError` only for a state that is larger than the whole limit."""
+        """See `Tier.put`."""
         held = _Held(_narrowed(state) if self._int8 else state, state.k.dtype)
-        if held.num_bytes > self._limit_bytes:
-            raise no_room(self.name, HOST_KNOB, held.num_bytes, 0, self._limit_bytes)
         with self._lock:
             self._pop(state.key)
-            while self._num_bytes + held.num_bytes > self._limit_bytes:
-                self._pop(next(iter(self._held)))
+            if self._num_bytes + held.num_bytes > self._limit_bytes:
+                raise no_room(self.name, HOST_KNOB, held.num_bytes, self._num_bytes, self._limit_bytes)
             self._held[state.key] = held
             self._num_bytes += held.num_bytes
 
@@ -70,7 +68,6 @@ class HostTier:
             held = self._held.get(key)
             if held is None:
                 raise absent(self.name, key)
-            self._held.move_to_end(key)
         return held.state if held.state.k.dtype == held.dtype else _widened(held.state, held.dtype)
 
     def drop(self, key: bytes) -> None:
@@ -94,8 +91,16 @@ def _narrowed(state: PrefixState) -> PrefixState:
     """In int8, where it is not yet."""
     if state.k.dtype == torch.int8:
         return state
-    (k, k_scale), (v, v_scale) = (stored_form(tensor, torch.int8) for tensor in (state.k, state.v))
+    (k, k_scale), (v, v_scale) = _narrow(state.k), _narrow(state.v)
     return replace(state, k=k, v=v, k_scale=k_scale, v_scale=v_scale)
+
+
+def _narrow(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """As `stored_form`, layer by layer: what it makes on the way then stays in a core's cache."""
+    stored, scale = torch.empty(wide.shape, dtype=torch.int8), torch.empty(wide.shape[:-1])
+    for layer, values in enumerate(wide):
+        stored[layer], scale[layer] = stored_form(values, torch.int8)
+    return stored, scale
 
 
 def _widened(state: PrefixState, dtype: torch.dtype) -> PrefixState:

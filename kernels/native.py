@@ -6,12 +6,14 @@ same bits whatever rows stand beside it, however many threads compute it and how
 The instruction set is picked at run time, the best that this machine has (csrc/cpu/cpu_features.h); `ANTIPHON_CPU_ISA`
 overrides it:
 
-    amx       AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), and for
-              attention over bfloat16 and int8 keys (queries and softmax weights are rounded to bfloat16); else as
-              avx512
-    avx512    F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
-    avx2      AVX2 and FMA
-    portable  plain C++, for any machine
+    amx          AMX tiles for bfloat16 and int8 weights (activations are rounded to bfloat16, or to int8), and for
+                 attention over bfloat16 and int8 keys (queries and softmax weights are rounded to bfloat16); else as
+                 avx512
+    avx512_bf16  avx512, and vectors of bfloat16 for bfloat16 weights and for attention over bfloat16 and int8 keys
+                 (what is rounded on AMX is rounded here)
+    avx512       F, BW, VL, DQ and VNNI; float32 and bfloat16 weights give the bits of avx2, int8 weights those of amx
+    avx2         AVX2 and FMA
+    portable     plain C++, for any machine
 
 An instruction set that has no form of some kernel runs that kernel in its next lower form.
 """
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
 Storage = Literal["float32", "bfloat16"]
 
 ISA_VARIABLE = "ANTIPHON_CPU_ISA"
-_KNOWN_ISAS = ("amx", "avx512", "avx2", "portable")
+_KNOWN_ISAS = ("amx", "avx512_bf16", "avx512", "avx2", "portable")
+_LARGE_BYTES = 4 << 20
 PACK_ROWS = 512  # rows of a weight that are widened to float32 at a time: what packing holds beyond its two ends
 
 
@@ -55,7 +58,7 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def isa() -> str:
-    """The instruction set in use: `amx`, `avx512`, `avx2` or `portable`.
+    """The instruction set in use: `amx`, `avx512_bf16`, `avx512`, `avx2` or `portable`.
 
     ValueError if ANTIPHON_CPU_ISA asks for what is not there.
     """
@@ -148,7 +151,7 @@ class NativePackedLinear:
             residual = residual.contiguous()
         x = x.contiguous()
         if out is None:
-            out = torch.empty(shape, dtype=torch.float32)
+            out = advised(torch.empty(shape, dtype=torch.float32))
         else:
             self._check_operand("out", out, self.out_features)
             if tuple(out.shape) != shape or not out.is_contiguous():
@@ -172,6 +175,14 @@ class NativePackedLinear:
 def extension() -> ModuleType:
     """The C++ extension. ImportError without it."""
     return importlib.import_module("antiphon.kernels._native")
+
+
+def advised(out: Tensor) -> Tensor:
+    """A new tensor that a kernel will fill, asked for in huge pages if it is large: the allocator takes such memory
+    from the system anew each time, and page faults of 4 KiB cost more than many kernels do."""
+    if out.nbytes >= _LARGE_BYTES:
+        extension().advise_huge_pages(out.data_ptr(), out.nbytes)
+    return out
 
 
 def overlap(left: Tensor, right: Tensor) -> bool:

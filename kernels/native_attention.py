@@ -4,8 +4,9 @@ A query's result has the same bits whatever else is in the batch, however its ro
 of threads: pages are summed one by one in ascending order, each in a fixed order inside. Rows that read the same pages
 (several queries over one shard) share the reading. How the work is cut is planned once for all layers of a batch.
 
-With AMX and bfloat16 or int8 storage another form serves (csrc/cpu/attention_amx.h): it multiplies bfloat16, so queries
-and softmax weights are rounded to it. A query that sees a stored bfloat16 value that is not finite is NaN throughout.
+With AMX or AVX-512 BF16 and bfloat16 or int8 storage another form serves (csrc/cpu/attention_bf16.h): it multiplies
+bfloat16, so queries and softmax weights are rounded to it. A query that sees a stored bfloat16 value that is not finite
+is NaN throughout.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class LayerOps:
         if len(shape) != 2 or shape[1] % 2 or not gate_up.is_contiguous():
             raise ValueError(f"gate_up is {_layout(gate_up)}; need contiguous [tokens, 2 * size]")
         num_tokens, size = shape[0], shape[1] // 2
-        out = gate_up.new_empty(num_tokens, size)
+        out = native.advised(gate_up.new_empty(num_tokens, size))
         self._kernels.silu_and_mul(gate_up.data_ptr(), num_tokens, size, out.data_ptr())
         return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Literal
 
@@ -21,13 +21,15 @@ from antiphon.engine.sampler import Sampled
 from antiphon.scheduler.admission import Admission
 from antiphon.scheduler.counters import Counters
 from antiphon.scheduler.plan import Piece, cut_pieces, num_scores, plan_batch
-from antiphon.scheduler.residency import Post, Residency, Tiers
+from antiphon.scheduler.residency import Post, Residency, Tiers, own_thread
 from antiphon.scheduler.row import FinishReason, Row, RowKind
 from antiphon.scheduler.speculation import Speculator
 from antiphon.scheduler.verification import Verification, sample_verified
 from antiphon.scheduler.waiting import Waiting
 
 Eviction = Literal["sweep", "lru"]
+# Told of each step: its phase and pieces, when it started, and how many rows are live after it.
+OnStep = Callable[[Phase, Sequence[Piece], float, int], None]
 
 # After this many steps for other kinds of rows, a less urgent kind gets one: nothing starves.
 _AGEING_STEPS = 16
@@ -51,6 +53,8 @@ class Lane:
         tiers: Tiers | None = None,
         eviction: Eviction = "sweep",
         speculation: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        executor: Callable[[str], Executor] = own_thread,
     ) -> None:
         self.name = name
         self.store = store
@@ -59,9 +63,13 @@ class Lane:
         self._eos_ids = eos_ids
         self._step_tokens = step_tokens
         self.counters = Counters()
-        self.speculator = Speculator(self.counters) if speculation else None
+        self.speculator = Speculator(self.counters, speculation)
+        self.on_step: OnStep | None = None
         self._waiting = Waiting()
-        self.residency = Residency(store, self._waiting, self.counters, tiers or Tiers(), self)
+        self._clock = clock
+        self.residency = Residency(
+            store, self._waiting, self.counters, tiers or Tiers(), self, clock=clock, executor=executor
+        )
         self._admission = Admission(store, self._waiting, self.residency)
         self._alternates = eviction == "sweep"
         if eviction == "sweep":
@@ -134,7 +142,7 @@ class Lane:
             self._admission.admit(self._live, self._fail)
             picked = self._pick()
         if picked is None and self.residency.is_fetching:
-            self._blocked_at = time.monotonic()
+            self._blocked_at = self._clock()
             return False
         if picked is None:
             self._fail_stalled()
@@ -146,19 +154,23 @@ class Lane:
     def _run(self, phase: Phase, pieces: list[Piece]) -> None:
         """One batch, and what its rows make of it."""
         self._age(pieces[0].row.kind)
-        begun = time.monotonic()
+        started = self._clock()
         try:
-            if self.speculator is not None:
-                pieces = self.speculator.draft(phase, pieces, self._step_tokens)
-            started = time.monotonic()
+            pieces = self.speculator.draft(phase, pieces, self._step_tokens)
+            launched = self._clock()
             output = self._runner.launch(plan_batch(phase, pieces)).result()
-            self._measured(phase, pieces, time.monotonic() - started)
+            seconds = self._clock() - launched
+            if phase is Phase.READ:
+                self.residency.measured_read(sum(piece.num_tokens for piece in pieces), seconds)
+            self.speculator.measured(phase, pieces, seconds)
             self._commit(phase, pieces, output)
         except Exception as error:  # one bad batch must not end the others' rows
             self._fail_all([piece.row for piece in pieces], error)
         if phase is Phase.DECODE:
             self.counters.decode_steps += 1
-            self.counters.decode_seconds += time.monotonic() - begun
+            self.counters.decode_seconds += self._clock() - started
+        if self.on_step is not None:
+            self.on_step(phase, pieces, started, sum(map(len, self._live.values())))
 
     def resume(self, row: Row) -> None:
         """A gate's decision: the row goes on with the first token it sampled."""
@@ -206,7 +218,7 @@ class Lane:
 
     def _unblock(self) -> None:
         if self._blocked_at is not None:
-            self.counters.tier_waits_seconds += time.monotonic() - self._blocked_at
+            self.counters.tier_waits_seconds += self._clock() - self._blocked_at
             self._blocked_at = None
 
     def _rows(self) -> list[Row]:
@@ -253,12 +265,6 @@ class Lane:
         for kind, rows in self._live.items():
             self._steps_since[kind] = self._steps_since[kind] + 1 if rows and kind is not picked else 0
 
-    def _measured(self, phase: Phase, pieces: Sequence[Piece], seconds: float) -> None:
-        if phase is Phase.READ:
-            self.residency.measured_read(sum(piece.num_tokens for piece in pieces), seconds)
-        if self.speculator is not None:
-            self.speculator.measured(phase, pieces, seconds)
-
     def _commit(self, phase: Phase, pieces: Sequence[Piece], output: StepOutput) -> None:
         scores = output.scores.tolist()
         checks: list[Verification] = []
@@ -287,9 +293,8 @@ class Lane:
             for check, sampled in zip(going, sampled_rows, strict=True):
                 self._take_sampled(check.row, sampled, logits[check.logit])
             going = [check for check in going if check.advance()]
-        if self.speculator is not None:
-            for check in checks:
-                self.speculator.verified(check.piece, check.num_right)
+        for check in checks:
+            self.speculator.verified(check.piece, check.num_right)
 
     def _take_sampled(self, row: Row, sampled: Sampled, logits: torch.Tensor) -> None:
         if sampled.error is not None:
@@ -328,6 +333,8 @@ class Lane:
             row.logprobs += [0.0] * (len(taken) - 1)  # what the grammar forces is certain under it
         row.token_ids += taken
         row.new_token_ids += taken
+        if row.on_tokens is not None:
+            row.on_tokens(taken)
         if ends or (row.grammar is not None and row.grammar.finished):
             self._finish(row, FinishReason.STOP)
         elif len(row.new_token_ids) >= row.params.max_new_tokens:

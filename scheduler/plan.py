@@ -22,6 +22,11 @@ class Piece:
     match_tokens: int = 0
 
     @property
+    def num_computed(self) -> int:
+        """Tokens that are computed for it."""
+        return self.num_tokens + len(self.draft)
+
+    @property
     def completes(self) -> bool:
         """Whether nothing of the row is pending after this piece."""
         return self.num_tokens == self.row.num_pending

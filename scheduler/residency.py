@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -28,6 +28,8 @@ _MAX_LEAVING_BYTES = 256 << 20
 _LOOK_AHEAD = 2
 _RATE_WEIGHT = 0.2  # of the newest measurement in a running mean
 
+# Told of each movement, on the thread that moves: "fetch" or "put", when it started, and how many bytes it moved.
+OnMove = Callable[[str, float, int], None]
 Post = Callable[[Callable[[], None]], None]
 
 
@@ -66,9 +68,14 @@ class _Moves:
     puts: set[Future[None]] = field(default_factory=set)
 
 
+def own_thread(name: str) -> Executor:
+    """One thread, on which what is handed in runs in order."""
+    return ThreadPoolExecutor(1, name)
+
+
 class Residency:
-    """Only the core's thread calls it, but for what it hands to its own threads. `post` runs a function on the core's
-    thread, and is set when there is one."""
+    """Only the core's thread calls it, but for what it hands to its own threads (`executor` makes them by name, one for
+    each direction). `post` runs a function on the core's thread, and is set when there is one."""
 
     def __init__(
         self,
@@ -77,6 +84,9 @@ class Residency:
         counters: Counters,
         tiers: Tiers,
         host: Host,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        executor: Callable[[str], Executor] = own_thread,
     ) -> None:
         self._store = store
         self._waiting = waiting
@@ -87,8 +97,9 @@ class Residency:
         self._unfetchable: set[bytes] = set()
         self._seconds_per_byte: float | None = None
         self._seconds_per_token: float | None = None
-        self._fetcher = ThreadPoolExecutor(1, "antiphon-fetch")
-        self._putter = ThreadPoolExecutor(1, "antiphon-put")
+        self._clock = clock
+        self.on_move: OnMove | None = None
+        self._fetcher, self._putter = executor("antiphon-fetch"), executor("antiphon-put")
         self.post: Post = lambda work: work()
         self.spare_pages = spare_pages(store.pool.num_pages)
         store.on_leave, store.on_drop = self._leave, self._drop
@@ -181,7 +192,7 @@ class Residency:
     def _fetch(self, prefix: Prefix, pages: list[int], source: PrefixState | Tier) -> None:
         """On the fetching thread: a state from its tier into its pages, which nobody else uses yet."""
         error: Exception | None = None
-        num_bytes, started = 0, time.monotonic()
+        num_bytes, started = 0, self._clock()
         try:
             state = source if isinstance(source, PrefixState) else source.fetch(prefix.key)
             if state.token_ids != prefix.token_ids or state.num_shared_pages != prefix.num_shared_pages:
@@ -190,7 +201,8 @@ class Residency:
             num_bytes = state.num_bytes
         except Exception as caught:  # whatever went wrong, the prefix can be read again
             error = caught
-        seconds = time.monotonic() - started
+        seconds = self._clock() - started
+        self._moved("fetch", started, num_bytes)
         self.post(partial(self._arrived, prefix, num_bytes, seconds, error))
 
     def _arrived(self, prefix: Prefix, num_bytes: int, seconds: float, error: Exception | None) -> None:
@@ -240,25 +252,32 @@ class Residency:
     def _put(self, tier: Tier | None, state: PrefixState) -> Future[None]:
         """Hands a state to the putting thread; waits where too many are on their way."""
         while self._moves.puts and len(self._moves.puts) * state.num_bytes > _MAX_LEAVING_BYTES:
-            started = time.monotonic()
+            started = self._clock()
             done, _ = wait(self._moves.puts, return_when="FIRST_COMPLETED")
             self._moves.puts -= done
-            self._counters.tier_waits_seconds += time.monotonic() - started
+            self._counters.tier_waits_seconds += self._clock() - started
         put = self._putter.submit(self._put_now, tier, state)
         self._moves.puts.add(put)
         return put
 
     def _put_now(self, tier: Tier | None, state: PrefixState) -> None:
         """On the putting thread: into `tier`, or (None) into the first one below the pool that takes it."""
+        started = self._clock()
         try:
             if tier is not None:
                 tier.put(state)
             else:
                 _put_below(self._tiers.below, state)
         except TierError:
+            self._moved("put", started, 0)
             self.post(partial(self._left, state.key, 1))
             raise
+        self._moved("put", started, state.num_bytes)
         self.post(partial(self._left, state.key, 0))
+
+    def _moved(self, kind: str, started: float, num_bytes: int) -> None:
+        if self.on_move is not None:
+            self.on_move(kind, started, num_bytes)
 
     def _left(self, key: bytes, num_failures: int) -> None:
         self._counters.tier_failures += num_failures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -69,7 +69,8 @@ class Row:
     `Lane.retire`, then or later. With an `owner` (a session) the lane keeps the pages for it when the row ends well.
     A read's `keep` declares its tokens as a prefix, whose state is also put into the saved tier with `save`; a read
     that `restores` a prefix gives its pages to that one. `corpus` is whose sweep the row joins (`Waiting`). `quotes` is
-    what its reply is likely to quote: only how fast it decodes depends on it.
+    what its reply is likely to quote: only how fast it decodes depends on it. `on_tokens` is told of new tokens as they
+    come, on the core's thread; it must not raise.
     `first_token_at` is `time.perf_counter()` when its suffix was computed and its first token sampled.
     """
 
@@ -91,6 +92,7 @@ class Row:
     corpus: Hashable | None = None
     use_cached: bool = False
     quotes: QuotedText | None = None
+    on_tokens: Callable[[Sequence[int]], None] | None = None
 
     phase: Phase = Phase.EXTEND
     identity: int = 0

@@ -31,14 +31,16 @@ _MAX_STEP_DRAFT_TOKENS = 48
 
 @dataclass
 class Speculator:
-    """Gives the pieces of a lane's DECODE steps their drafts, and learns from what came of them."""
+    """Gives the pieces of a lane's DECODE steps their drafts, and learns from what came of them; none while it is not
+    `enabled`."""
 
     counters: Counters
+    enabled: bool = True
     chooser: DepthChooser = field(default_factory=DepthChooser)
 
     def draft(self, phase: Phase, pieces: Sequence[Piece], step_tokens: int) -> list[Piece]:
         """The same pieces, with what is to be drafted; all together stay within `step_tokens`."""
-        if phase is not Phase.DECODE:
+        if phase is not Phase.DECODE or not self.enabled:
             return list(pieces)
         num_tokens = sum(piece.num_tokens for piece in pieces)
         found = [find_continuation(piece.row) if piece.completes else None for piece in pieces]
@@ -62,7 +64,7 @@ class Speculator:
     def measured(self, phase: Phase, pieces: Sequence[Piece], seconds: float) -> None:
         """A step of these pieces took so long to compute."""
         if phase is Phase.DECODE:
-            self.chooser.cost.measured(sum(piece.num_tokens + len(piece.draft) for piece in pieces), seconds)
+            self.chooser.cost.measured(sum(piece.num_computed for piece in pieces), seconds)
             self.chooser.accepts.forget()
 
     def verified(self, piece: Piece, num_right: int) -> None:

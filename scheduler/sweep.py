@@ -27,7 +27,7 @@ class Sweep(Generic[W]):
         self._waiting: list[deque[W]] = [deque() for _ in keys]
         self._num_waiting = 0
         self._alternates = alternates
-        self._place = len(keys) - 1 if alternates else 0
+        self._place = max(0, len(keys) - 1) if alternates else 0
         self._step = 1
         self._left: int | None = None  # what may still leave here; None until something left here in this sweep
 

@@ -49,15 +49,17 @@ struct FloatSums {
   template <int kRows>
   ANTIPHON_AMX ANTIPHON_INLINE void write(std::ptrdiff_t row, std::ptrdiff_t column, const char* sums) const {
     ANTIPHON_UNROLL(4)
-    for (int i = 0; i < kRows; ++i) write_half(row + i, column, sums + i * kLineBytes);
+    for (int i = 0; i < kRows; ++i) write_half(row + i, column, _mm512_loadu_ps(sums + i * kLineBytes));
     if (column + 16 >= num_columns) return;
     ANTIPHON_UNROLL(4)
-    for (int i = 0; i < kRows; ++i) write_half(row + i, column + 16, sums + kTileBytes + i * kLineBytes);
+    for (int i = 0; i < kRows; ++i) {
+      write_half(row + i, column + 16, _mm512_loadu_ps(sums + kTileBytes + i * kLineBytes));
+    }
   }
 
-  ANTIPHON_AMX ANTIPHON_INLINE void write_half(std::ptrdiff_t row, std::ptrdiff_t column, const char* sums) const {
+  // 16 sums of a row from `column` on, or as many as there are columns.
+  ANTIPHON_AVX512 ANTIPHON_INLINE void write_half(std::ptrdiff_t row, std::ptrdiff_t column, __m512 value) const {
     const __mmask16 lanes = first_lanes(num_columns - column);
-    __m512 value = _mm512_loadu_ps(sums);
     if (bias != nullptr) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(lanes, bias + column));
     const std::ptrdiff_t at = row * num_columns + column;
     if (residual != nullptr) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(lanes, residual + at));

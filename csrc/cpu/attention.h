@@ -1,5 +1,5 @@
 // Paged attention on the CPU: read, extend and decode by one kernel, float32 from float32, bfloat16 or int8 keys.
-// What follows holds for the portable and the AVX2 form; attention_amx.h says what the AMX form does.
+// What follows holds for the portable and the AVX2 form; attention_bf16.h says what those of AMX and AVX-512 BF16 do.
 //
 // A block is one page: 64 keys at positions 64 b to 64 b + 63. A query at position p of a row sees keys 0 to p. Its
 // result is computed in one order that p alone determines, whoever else is in the batch and however the work is cut:
@@ -69,7 +69,9 @@ struct AttentionForm {
 extern const AttentionForm kPortableAttention;
 #if defined(__x86_64__)
 extern const AttentionForm kAvx2Attention;
-extern const AttentionForm kAmxAttention;  // bfloat16 and int8; only where cpu_features().amx
+// bfloat16 and int8; only where cpu_features() has the instructions.
+extern const AttentionForm kAmxAttention;
+extern const AttentionForm kAvx512Bf16Attention;
 #endif
 
 // Some new tokens of one row of the batch.

@@ -1,11 +1,15 @@
-// What the tile unit does for attention, in pieces small enough to stand between a softmax's. See attention_amx.h.
+// What the tile unit does for attention, in pieces small enough to stand between a softmax's. See attention_bf16.h.
 #pragma once
 
-#include "cpu/attention_amx.h"
+#include "cpu/attention_bf16.h"
 #include "cpu/avx512.h"
 #include "cpu/rounding.h"
 
 namespace antiphon::cpu::amx {
+
+using bf16::kTileRows;
+using bf16::PackedBlock;
+using bf16::Unit;
 
 // Tile registers: 0-3 sums, 4 of A and 6 of B; 5 is one line of ones, 7 one line of sums.
 ANTIPHON_AMX inline void load_attention_config(const char* ones) {

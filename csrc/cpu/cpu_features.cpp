@@ -70,8 +70,9 @@ CpuFeatures detect() {
   features.avx512 = features.avx2 && has(leaf7.b, {kAvx512F, kAvx512Dq, kAvx512Bw, kAvx512Vl}) &&
                     has(leaf7.c, {kAvx512Vnni}) && (saved & kSavesAvx512) == kSavesAvx512;
   constexpr int kAvx512Bf16 = 5;  // EAX of subleaf 1
-  features.amx = features.avx512 && has(leaf7.d, {kAmxBf16, kAmxTile, kAmxInt8}) &&
-                 has(cpuid(7, 1).a, {kAvx512Bf16}) && (saved & kSavesTiles) == kSavesTiles && tiles_permitted();
+  features.avx512_bf16 = features.avx512 && has(cpuid(7, 1).a, {kAvx512Bf16});
+  features.amx = features.avx512_bf16 && has(leaf7.d, {kAmxBf16, kAmxTile, kAmxInt8}) &&
+                 (saved & kSavesTiles) == kSavesTiles && tiles_permitted();
   return features;
 }
 
@@ -92,6 +93,7 @@ std::vector<std::string> supported_isas() {
   const CpuFeatures& features = cpu_features();
   std::vector<std::string> names;
   if (features.amx) names.emplace_back("amx");
+  if (features.avx512_bf16) names.emplace_back("avx512_bf16");
   if (features.avx512) names.emplace_back("avx512");
   if (features.avx2) names.emplace_back("avx2");
   names.emplace_back("portable");

@@ -10,15 +10,16 @@
 
 namespace antiphon::cpu {
 
-enum class Isa { kAmx, kAvx512, kAvx2, kPortable };
+enum class Isa { kAmx, kAvx512Bf16, kAvx512, kAvx2, kPortable };
 
 // std::invalid_argument for a name that is not one of supported_isas().
 Isa parse_isa(const std::string& name);
 
 // Weights and sums, by instruction set:
-//   bfloat16   amx: x is rounded to bfloat16 too, sums as in amx_linear.h; else: widened, sums as in linear.h
-//   float32    sums as in linear.h; amx is avx512
-//   int8       amx, avx512: activations of 127 levels; else: as many as the sums hold (int8_linear.h)
+//   bfloat16   amx, avx512_bf16: x is rounded to bfloat16 too, sums as in amx_linear.h or avx512_bf16_linear.h;
+//              else: widened, sums as in linear.h
+//   float32    sums as in linear.h; amx and avx512_bf16 are avx512
+//   int8       amx, avx512_bf16, avx512: activations of 127 levels; else: as many as the sums hold (int8_linear.h)
 std::size_t linear_packed_bytes(Isa isa, Storage storage, std::ptrdiff_t num_columns, std::ptrdiff_t num_k);
 
 // Packs rows [first_row, first_row + num_rows) of weight[N, K], given as float32 with that many rows, into `packed`.

@@ -37,7 +37,7 @@ ANTIPHON_AVX2 unsigned long long read_avx2(const char* data, std::ptrdiff_t num_
 }
 
 template <typename Tiles>
-ANTIPHON_AMX void multiply_registers(std::ptrdiff_t num_rounds) {
+ANTIPHON_AMX void multiply_tiles(std::ptrdiff_t num_rounds) {
   amx::load_config(amx::kTileLines);
   _tile_zero(4);
   _tile_zero(5);
@@ -45,6 +45,21 @@ ANTIPHON_AMX void multiply_registers(std::ptrdiff_t num_rounds) {
   _tile_zero(7);
   for (std::ptrdiff_t i = 0; i < num_rounds; ++i) Tiles::template multiply<2>();
   _tile_release();
+}
+
+constexpr int kVectorSums = 14;  // more than an instruction's latency has of them
+
+template <bool kInt8>
+ANTIPHON_AVX512_BF16 void multiply_vectors(std::ptrdiff_t num_rounds) {
+  __m512i sums[kVectorSums] = {};
+  const __m512i operand = _mm512_setzero_si512();
+  for (std::ptrdiff_t i = 0; i < num_rounds; ++i) {
+    ANTIPHON_UNROLL(14)
+    for (int sum = 0; sum < kVectorSums; ++sum) {  // volatile: no compiler leaves out what nobody uses
+      if constexpr (kInt8) asm volatile("vpdpbusd %1, %1, %0" : "+v"(sums[sum]) : "v"(operand));
+      if constexpr (!kInt8) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sums[sum]) : "v"(operand));
+    }
+  }
 }
 #endif
 
@@ -66,14 +81,20 @@ unsigned long long read_memory(const void* data, std::ptrdiff_t num_bytes) {
   return sum;
 }
 
-double multiply_tiles(bool int8, std::ptrdiff_t num_rounds) {
+double multiply_registers(Isa isa, bool int8, std::ptrdiff_t num_rounds) {
   const int threads = num_threads();
+  double operations = 0.0;  // of a round
 #if defined(__x86_64__)
-  parallel_for(threads, [&](std::ptrdiff_t, int) {
-    int8 ? multiply_registers<amx::Int8Tiles>(num_rounds) : multiply_registers<amx::Bf16Tiles>(num_rounds);
-  });
+  using Multiply = void (*)(std::ptrdiff_t);
+  const bool tiles = isa == Isa::kAmx;
+  const Multiply of_tiles = int8 ? multiply_tiles<amx::Int8Tiles> : multiply_tiles<amx::Bf16Tiles>;
+  const Multiply of_vectors = int8 ? multiply_vectors<true> : multiply_vectors<false>;
+  parallel_for(threads, [&](std::ptrdiff_t, int) { (tiles ? of_tiles : of_vectors)(num_rounds); });
+  operations = 2.0 * (tiles ? 4 * 16 * 16 * (int8 ? 64 : 32) : kVectorSums * 16 * (int8 ? 4 : 2));
+#else
+  static_cast<void>(isa);
+  static_cast<void>(int8);
 #endif
-  const double operations = 4.0 * 16 * 16 * (int8 ? 64 : 32) * 2;  // of a round
   return operations * static_cast<double>(num_rounds) * threads;
 }
 

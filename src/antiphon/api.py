@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,7 +20,10 @@ from antiphon.loaded_model import LoadedModel
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.parser import ParSer
 from antiphon.results import Answer
+from antiphon.saved_manifest import Manifest
+from antiphon.saving import reading_note, saved_corpus
 from antiphon.scheduler.session import Session
+from antiphon.scheduler.trace import Trace, trace_lane
 
 T = TypeVar("T")
 
@@ -45,6 +49,7 @@ class Engine:
         self._roles = 1 if worker_only else 2
         self._wrap_kernels = wrap_kernels
         self._assembly: Assembly | None = None
+        self.trace: Trace | None = None
 
     async def __aenter__(self) -> Engine:
         loop = asyncio.get_running_loop()
@@ -53,9 +58,17 @@ class Engine:
             loop.call_soon_threadsafe(self._on_event, ModelLoaded(role, name, seconds))
 
         started = time.perf_counter()
-        self._assembly = await asyncio.to_thread(
-            assemble, self.options, loaded, roles=self._roles, wrap_kernels=self._wrap_kernels
-        )
+        self.trace = None if self.options.trace is None else Trace(self.options.trace)
+        try:
+            self._assembly = await asyncio.to_thread(
+                assemble, self.options, loaded, roles=self._roles, wrap_kernels=self._wrap_kernels
+            )
+        except BaseException:
+            self.close()
+            raise
+        for lane in self._assembly.core.lanes.values():
+            if self.trace is not None:
+                trace_lane(self.trace, lane)
         self.load_seconds = time.perf_counter() - started
         return self
 
@@ -114,33 +127,45 @@ class Engine:
         return {role: model.client.lane.counters.as_dict() for role, model in models.items()}
 
     def close(self) -> None:
-        """Ends the core: rows that are under way are aborted."""
+        """Ends the core: rows that are under way are aborted. The trace, if there is one, ends after it."""
         if self._assembly is not None:
             self._assembly.core.close()
             self._assembly = None
+        if self.trace is not None:
+            self.trace.close()
 
 
 async def ask_async(
-    paths: str | Path | Sequence[str | Path] | Document,
+    paths: str | Path | Sequence[str | Path] | Document | Manifest,
     question: str,
     *,
     engine: EngineOptions | None = None,
     options: ParSerOptions | None = None,
     on_event: EventSink = ignore_event,
 ) -> Answer:
-    """Reads the document and answers one question with ParSer, on an engine of its own."""
+    """Reads the document and answers one question with ParSer, on an engine of its own. A saved corpus (`@NAME`, or its
+    manifest) is not read again: it is asked with its own shards, and its own worker where no `engine` names one."""
     started = time.perf_counter()
-    document = paths if isinstance(paths, Document) else Document.from_paths(_as_list(paths))
+    saved = _saved(paths)
+    if saved is not None:
+        engine = engine or EngineOptions(worker=saved.worker)
+        options = replace(
+            options or ParSerOptions(), shard_tokens=saved.shard_tokens, shard_overlap=saved.shard_overlap
+        )
+    document = _document(paths if saved is None else saved)
     async with Engine(engine, on_event) as running:
         answer = await ParSer(running, options).ask(document, question, on_event)
         answer.seconds.load = running.load_seconds
         answer.counters = running.counters()
+        note = None if saved is None else reading_note(saved, running.worker.client.lane.store.fingerprint)
+    notes = (note, None if running.trace is None else running.trace.problem)
+    answer.notes += [note for note in notes if note is not None]
     answer.seconds.total = time.perf_counter() - started
     return answer
 
 
 def ask(
-    paths: str | Path | Sequence[str | Path] | Document,
+    paths: str | Path | Sequence[str | Path] | Document | Manifest,
     question: str,
     *,
     engine: EngineOptions | None = None,
@@ -172,6 +197,18 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+def _saved(paths: str | Path | Sequence[str | Path] | Document | Manifest) -> Manifest | None:
+    if isinstance(paths, Document | Manifest):
+        return paths if isinstance(paths, Manifest) else None
+    return saved_corpus([str(path) for path in _as_list(paths)])
+
+
+def _document(paths: str | Path | Sequence[str | Path] | Document | Manifest) -> Document:
+    if isinstance(paths, Document | Manifest):
+        return paths if isinstance(paths, Document) else paths.document
+    return Document.from_paths(_as_list(paths))
 
 
 def _as_list(paths: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:

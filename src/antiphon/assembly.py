@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -43,8 +44,8 @@ class EngineOptions:
     `host_memory_bytes` of it hold prefixes that do not fit the worker's pool, as int8: lossy, so 0 by default;
     `disk_memory_bytes` hold them, and saved corpora, on the disk (None: half of what is free there; 0: none).
     `eviction` is "sweep", or "lru" to compare with; `speculation` drafts what replies quote of their shards: the same
-    tokens, sooner. `step_tokens` bounds one batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by
-    `choose_precision`."""
+    tokens, sooner. `trace` is a file to write what runs when into (`scheduler/trace.py`). `step_tokens` bounds one
+    batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by `choose_precision`."""
 
     worker: str = "qwen2.5-coder-0.5b"
     driver: str = "qwen2.5-coder-1.5b"
@@ -60,6 +61,7 @@ class EngineOptions:
     eviction: Eviction = "sweep"
     speculation: bool = True
     step_tokens: int = 1024
+    trace: Path | None = None
     debug: bool = False
 
     def __post_init__(self) -> None:

@@ -85,13 +85,16 @@ class Corpus:
         queries: Sequence[str],
         options: ScatterOptions,
         on_row: Callable[[WorkerReply], None] = lambda reply: None,
+        *,
+        joins: bool = False,
     ) -> Round:
-        """Asks every shard every query. `on_row` is called with a reply as soon as its row has ended."""
+        """Asks every shard every query. `on_row` is called with a reply as soon as its row has ended. With `joins` the
+        rows are as urgent as those of the scatter before, whose round they belong to."""
         if self._released:
             raise InputError("corpus: it was released, register the document again")
         if not queries or not all(query.strip() for query in queries):
             raise InputError(f"corpus: a round needs queries with words in them, got {list(queries)}")
-        self._num_rounds += 1
+        self._num_rounds += not joins
         request = self._request(queries, options)
 
         def ended(shard: int, query: int, gated: bool) -> None:
@@ -243,12 +246,17 @@ async def read_corpus(
         second_reader,
         num_computed + sum(result.prefill_tokens for result in reads),
     )
+    await _wait_until_saved(corpus, reads)
+    return corpus
+
+
+async def _wait_until_saved(corpus: Corpus, reads: Sequence[RowResult]) -> None:
+    """Releases the corpus where a state could not be saved, or this is cancelled."""
     try:
         await asyncio.gather(*(asyncio.wrap_future(result.saved) for result in reads if result.saved is not None))
     except BaseException:
         await corpus.release()
         raise
-    return corpus
 
 
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:

@@ -18,7 +18,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")
 _MATRIX_ROWS, _MATRIX_SIZE = 1024, 2048
 _READ_BYTES = 512 * 2**20
-_TILE_ROUNDS = 200_000
+_REGISTER_ROUNDS = 200_000
+_REGISTER_ISAS = ("amx", "avx512_bf16")  # whose rate in registers can be measured
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ def measure_rates(weights: torch.dtype) -> MachineRates:
     1 GiB.
 
     The matrix rate is the best that products have in float32 or, where `weights` are narrower, in bfloat16 or int8 (a
-    kernel may multiply in what the weights are kept in, or widen them); with AMX, that of its tiles in registers.
+    kernel may multiply in what the weights are kept in, or widen them); with AMX or AVX-512 BF16, that of its
+    instructions in registers.
     """
-    if native.available() is None and native.isa() == "amx" and weights != torch.float32:
-        return MachineRates(measure_tile_rate(weights), measure_bandwidth())
+    if native.available() is None and native.isa() in _REGISTER_ISAS and weights != torch.float32:
+        return MachineRates(measure_register_rate(weights), measure_bandwidth())
     narrower = {torch.float32: (), torch.bfloat16: (torch.bfloat16,), torch.int8: (torch.bfloat16, torch.int8)}
     dtypes = [torch.float32, *(dtype for dtype in narrower[weights] if dtype == torch.int8 or bf16_is_fast())]
     return MachineRates(max(measure_matrix_rate(dtype) for dtype in dtypes), measure_bandwidth())
@@ -92,11 +94,14 @@ def measure_matrix_rate(dtype: torch.dtype, size: int = _MATRIX_SIZE) -> float:
         return 2.0 * _MATRIX_ROWS * size * size / seconds
 
 
-def measure_tile_rate(dtype: torch.dtype) -> float:
-    """Operations/s of AMX tiles multiplied in registers (bfloat16 or int8), by all native threads. Needs AMX."""
-    module, int8 = native.extension(), dtype == torch.int8
-    operations = module.multiply_tiles(int8, _TILE_ROUNDS)
-    return float(operations / _best_seconds(lambda: module.multiply_tiles(int8, _TILE_ROUNDS)))
+def measure_register_rate(dtype: torch.dtype) -> float:
+    """Operations/s of AMX tiles or AVX-512 vectors multiplied in registers (bfloat16 or int8), by all native threads.
+
+    ValueError unless the instruction set in use is amx or avx512_bf16.
+    """
+    multiply, int8, isa = native.extension().multiply_registers, dtype == torch.int8, native.isa()
+    operations = multiply(isa, int8, _REGISTER_ROUNDS)
+    return float(operations / _best_seconds(lambda: multiply(isa, int8, _REGISTER_ROUNDS)))
 
 
 def measure_bandwidth(num_bytes: int = _READ_BYTES) -> float:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+# As in tests/conftest.py: helper modules of this folder.
+sys.path.insert(0, str(Path(__file__).parent))
 
 _END = "<|im_end|>"
 _TEMPLATE = (

@@ -149,11 +149,14 @@ def test_help_shows_the_defaults_of_the_options_themselves(capsys: pytest.Captur
 
 
 def test_every_flag_sets_a_field_that_exists() -> None:
-    flags = dict.fromkeys(flag_defaults(), 1) | {"memory": "1GiB", "readers": 2, "threads": 3}
+    sizes = {"memory": "1GiB", "host_memory": "0", "disk_memory": "2GB"}
+    flags = dict.fromkeys(flag_defaults(), 1) | sizes | {"readers": 2, "threads": 3}
     settings = ask_settings(["a.txt", "b.txt", " who? "], None, flags)
     assert settings.paths == ("a.txt", "b.txt")
     assert settings.question == "who?"
     assert settings.engine["memory_bytes"] == 2**30
+    assert settings.engine["host_memory_bytes"] == 0
+    assert settings.engine["disk_memory_bytes"] == 2 * 10**9
     assert settings.parser["readers"] == 2
     assert set(settings.engine) <= {field.name for field in fields(EngineOptions)}
     assert set(settings.parser) <= {field.name for field in fields(ParSerOptions)}

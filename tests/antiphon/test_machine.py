@@ -7,7 +7,13 @@ import torch
 
 from antiphon.engine.errors import InputError
 from antiphon.kernels import native
-from antiphon.machine import detect_machine, measure_bandwidth, measure_matrix_rate, measure_tile_rate, parse_cpuinfo
+from antiphon.machine import (
+    detect_machine,
+    measure_bandwidth,
+    measure_matrix_rate,
+    measure_register_rate,
+    parse_cpuinfo,
+)
 from antiphon.memory_size import format_memory_size, parse_memory_size
 
 _CPUINFO = """\
@@ -51,13 +57,32 @@ def test_int8_products_are_measured_where_torch_has_them() -> None:
     assert 0 <= measure_matrix_rate(torch.int8, size=256) < 1e15
 
 
-@pytest.mark.amx
+@pytest.mark.parametrize("isa", [pytest.param("amx", marks=pytest.mark.amx), "avx512_bf16"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
-def test_the_tile_rate_is_one_that_tiles_can_have(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 x 16 sums over 32 of k (bfloat16) or 64 (int8) take a core 16 cycles: 1,024 or 2,048 operations a cycle. On a
-    machine that others share it is less, but more than 1e10 a second."""
-    monkeypatch.setattr("antiphon.machine._TILE_ROUNDS", 20_000)
-    assert 1e10 < measure_tile_rate(dtype) < 6e9 * (2048 if dtype == torch.int8 else 1024)
+def test_the_register_rate_is_one_that_registers_can_have(
+    isa: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 x 16 sums over 32 of k (bfloat16) or 64 (int8) take a core's tiles 16 cycles: 1,024 or 2,048 operations a
+    cycle; two vectors of 16 sums over 2 or 4 take one: 128 or 256. On a machine that others share it is less, but more
+    than 1e10 a second. A machine without the instructions refuses."""
+    monkeypatch.setattr("antiphon.machine._REGISTER_ROUNDS", 20_000)
+    if native.available() is not None:
+        pytest.skip(f"no native kernels here: {native.available()}")
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    if isa not in native.supported_isas():
+        with pytest.raises(ValueError, match="this machine has only"):
+            measure_register_rate(dtype)
+        return
+    cycle = 1024 if isa == "amx" else 128
+    assert 1e10 < measure_register_rate(dtype) < 6e9 * cycle * (2 if dtype == torch.int8 else 1)
+
+
+def test_a_form_without_a_register_rate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.available() is not None:
+        pytest.skip(f"no native kernels here: {native.available()}")
+    monkeypatch.setenv(native.ISA_VARIABLE, "portable")
+    with pytest.raises(ValueError, match="amx or avx512_bf16, not 'portable'"):
+        measure_register_rate(torch.bfloat16)
 
 
 def test_memory_is_read_by_native_threads_whatever_their_number() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Sequence
 
 import docx
 import pypdf
 import pytest
 from docx.document import Document as WordDocument
+from tiny_files import pdf
 
 from antiphon.engine.errors import InputError
 from antiphon.readers.detect import extract
@@ -20,33 +20,6 @@ from antiphon.readers.word import read_word
 
 def text_of(name: str, data: bytes, encoding: str = "utf-8") -> str:
     return extract(name, data, encoding).text
-
-
-def pdf(pages: Sequence[str]) -> bytes:
-    """A minimal PDF, written by hand, with one line of Helvetica on each page."""
-    num_pages = len(pages)
-    kids = " ".join(f"{4 + 2 * index} 0 R" for index in range(num_pages))
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Kids [{kids}] /Count {num_pages} >>",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    for index, text in enumerate(pages):
-        content = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET" if text else ""
-        objects.append(
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents {5 + 2 * index} 0 R "
-            "/Resources << /Font << /F1 3 0 R >> >> >>"
-        )
-        objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
-    out = b"%PDF-1.4\n"
-    offsets = []
-    for number, body in enumerate(objects, start=1):
-        offsets.append(len(out))
-        out += f"{number} 0 obj\n{body}\nendobj\n".encode()
-    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
-    size = len(objects) + 1
-    trailer = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{len(out)}\n%%EOF\n"
-    return out + f"xref\n0 {size}\n0000000000 65535 f \n{table}{trailer}".encode()
 
 
 def encrypted(user_password: str) -> bytes:

@@ -45,14 +45,17 @@ TEST(read_memory_reads_every_line_whatever_the_threads) {
 
 TEST(read_memory_of_nothing_is_nothing) { CHECK(read_memory(nullptr, 0) == 0); }
 
-TEST(multiply_tiles_counts_the_operations_of_all_threads) {
-  if (!cpu_features().amx) return;
+TEST(multiply_registers_counts_the_operations_of_all_threads) {
   for (const int threads : {1, 3}) {
     set_num_threads(threads);
     for (const std::ptrdiff_t num_rounds : {0, 1, 10}) {
-      // Of a round: 4 sums of 16 x 16, over 32 of k (bfloat16) or 64 (int8), two for each multiply-add.
-      CHECK(multiply_tiles(false, num_rounds) == static_cast<double>(threads * num_rounds * 4 * 256 * 32 * 2));
-      CHECK(multiply_tiles(true, num_rounds) == static_cast<double>(threads * num_rounds * 4 * 256 * 64 * 2));
+      const auto check = [&](Isa isa, std::ptrdiff_t bf16, std::ptrdiff_t int8) {
+        CHECK(multiply_registers(isa, false, num_rounds) == static_cast<double>(threads * num_rounds * bf16));
+        CHECK(multiply_registers(isa, true, num_rounds) == static_cast<double>(threads * num_rounds * int8));
+      };
+      // Of a round, two for each multiply-add: 4 sums of 16 x 16 over 32 or 64 of k; 14 sums of 16 over 2 or 4.
+      if (cpu_features().amx) check(Isa::kAmx, 4 * 256 * 32 * 2, 4 * 256 * 64 * 2);
+      if (cpu_features().avx512_bf16) check(Isa::kAvx512Bf16, 14 * 16 * 2 * 2, 14 * 16 * 4 * 2);
     }
   }
   set_num_threads(1);

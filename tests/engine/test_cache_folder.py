@@ -11,7 +11,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from antiphon.engine.cache_folder import cache_folder, file_lock, models_folder, write_whole
+from antiphon.engine.cache_folder import cache_folder, file_lock, models_folder, try_file_lock, write_whole
 from antiphon.engine.errors import InputError
 
 
@@ -60,6 +60,18 @@ def test_a_lock_is_held_by_one_and_freed_by_an_error(tmp_path: Path) -> None:
         raise RuntimeError
     thread.join(timeout=10)
     assert events == ["first", "second"]
+
+
+def test_a_lock_is_tried_without_a_wait(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with file_lock(path):
+        assert try_file_lock(path) is None
+    held = try_file_lock(path)
+    assert held is not None and try_file_lock(path) is None
+    held.close()
+    again = try_file_lock(path)
+    assert again is not None
+    again.close()
 
 
 def test_a_killed_holder_blocks_nobody(tmp_path: Path) -> None:

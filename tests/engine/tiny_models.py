@@ -30,7 +30,8 @@ from antiphon.kernels.ops import KernelContext, KernelSet
 from antiphon.kernels.registry import choose_kernels
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.core import Core
-from antiphon.scheduler.lane import Lane
+from antiphon.scheduler.lane import Eviction, Lane
+from antiphon.scheduler.residency import Tiers
 from antiphon.scheduler.row import Row
 
 VOCABULARY = 211
@@ -116,6 +117,8 @@ def tiny_engine(
     only: str | None = None,
     wrap_kernels: Callable[[KernelSet], KernelSet] = lambda kernels: kernels,
     eos_ids: frozenset[int] = frozenset(),
+    tiers: Tiers | None = None,
+    eviction: Eviction = "sweep",
     speculation: bool = True,
 ) -> TinyEngine:
     """An engine with poisoned pages on this model's weights; `weight_dtype` and `kv_dtype` are `dtype` where they are
@@ -128,7 +131,16 @@ def tiny_engine(
     cache = KVCache(config, num_pages, kv_dtype, kernels, poison=True)
     store = PrefixStore(PagePool(num_pages), cache, "tiny")
     runner = ModelRunner(decoder, cache, VOCABULARY)
-    lane = Lane("tiny", runner, store, eos_ids, step_tokens=step_tokens, speculation=speculation)
+    lane = Lane(
+        "tiny",
+        runner,
+        store,
+        eos_ids,
+        step_tokens=step_tokens,
+        tiers=tiers,
+        eviction=eviction,
+        speculation=speculation,
+    )
     return TinyEngine(Core({"tiny": lane}), lane)
 
 

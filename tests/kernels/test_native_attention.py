@@ -22,7 +22,7 @@ EPSILON = 2.0**-24
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 
-@pytest.fixture(params=["amx", "avx2", "portable"])
+@pytest.fixture(params=["amx", "avx512_bf16", "avx2", "portable"])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each form that this machine can run; a form it cannot run has nothing to check here."""
     name: str = request.param if request.param in native.supported_isas() else "portable"
@@ -118,14 +118,14 @@ def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     return stored.double() * scale.double().unsqueeze(-1) if dtype == torch.int8 else stored.double()
 
 
-def on_tiles(shape: Shape) -> bool:
-    """Whether the AMX form serves: its queries and weights are bfloat16."""
-    return native.isa() == "amx" and shape.dtype != torch.float32
+def rounds_queries(shape: Shape) -> bool:
+    """Whether a form serves that multiplies bfloat16: its queries and weights are rounded to it."""
+    return native.isa() in ("amx", "avx512_bf16") and shape.dtype != torch.float32
 
 
 def scaled_queries(q: Tensor, shape: Shape) -> Tensor:
-    """`q [tokens, heads, head_dim]` over the root of head_dim, exact or rounded as the AMX form rounds it."""
-    if not on_tiles(shape):
+    """`q [tokens, heads, head_dim]` over the root of head_dim, exact or rounded as such a form rounds it."""
+    if not rounds_queries(shape):
         return q.double() * shape.head_dim**-0.5
     log2_e = 1 / math.log(2)
     scale = torch.tensor(log2_e / math.sqrt(shape.head_dim), dtype=torch.float32)
@@ -147,7 +147,7 @@ def error_over_bound(out: Tensor, row: History, context: int, shape: Shape, shif
     largest = (queries.abs() @ keys.abs().transpose(1, 2)).amax(-1, keepdim=True)
     exact, magnitude = weights @ values, weights @ values.abs()
     bound = EPSILON * (2 * (shape.head_dim + 8) * largest + 2 * num_keys + 40) * magnitude + 1e-30
-    if on_tiles(shape):
+    if rounds_queries(shape):
         bound = bound + (2.0**-8 + 2.0**-12) * (magnitude + exact.abs())
     difference = (out.double().transpose(0, 1) - exact).abs()
     assert not difference.isnan().any()
@@ -195,7 +195,7 @@ def test_the_bound_notices_a_causal_edge_off_by_one(shift: int) -> None:
 
 @pytest.mark.parametrize("shift", [-1, 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
-def test_the_wider_bound_of_tiles_notices_it_too(isa: str, dtype: torch.dtype, shift: int) -> None:
+def test_the_wider_bound_of_bfloat16_notices_it_too(isa: str, dtype: torch.dtype, shift: int) -> None:
     """Negative control, among few keys: one more is then more than a rounding."""
     shape = Shape(dtype=dtype)
     row = sequence(12, shape)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +18,11 @@ from antiphon.kernels import native
 
 BLOCK_K = 256  # csrc/cpu/linear.h
 EPSILON = 2.0**-24  # half a unit in the last place of float32, relative
+ROUNDS_X = ("amx", "avx512_bf16")
 STORAGES: tuple[native.Storage, ...] = ("float32", "bfloat16")
 
 
-@pytest.fixture(params=["amx", "avx512", "avx2", "portable"])
+@pytest.fixture(params=["amx", "avx512_bf16", "avx512", "avx2", "portable"])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each form that this machine can run; a form it cannot run has nothing to check here."""
     name: str = request.param
@@ -44,15 +47,16 @@ def stored(weight: Tensor, storage: native.Storage) -> Tensor:
 
 
 def seen(x: Tensor, storage: native.Storage) -> Tensor:
-    """The values of x that the kernel multiplies: AMX rounds x too where the weight is bfloat16."""
-    return x.bfloat16().float() if native.isa() == "amx" and storage == "bfloat16" else x
+    """The values of x that the kernel multiplies: some forms round x too where the weight is bfloat16."""
+    return x.bfloat16().float() if native.isa() in ROUNDS_X and storage == "bfloat16" else x
 
 
 def error_and_bound(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """|y - exact| and a bound that holds for any values: one rounding per multiply and add of the longest chain."""
     exact = x.double() @ weight.T + bias.double()
     size = x.double().abs() @ weight.abs().T + bias.double().abs()
-    chain = 2 * min(x.shape[1], BLOCK_K) + -(-x.shape[1] // BLOCK_K) + 1
+    longest = x.shape[1] if native.isa() == "avx512_bf16" else BLOCK_K
+    chain = 2 * min(x.shape[1], longest) + -(-x.shape[1] // longest) + 1
     return (y.double() - exact).abs(), size * (chain * EPSILON)
 
 
@@ -151,8 +155,8 @@ def test_bfloat16_storage_rounds_as_torch_does_and_halves_the_bytes() -> None:
     weight = torch.cat([torch.tensor(special), torch.randn(3000, generator=torch.Generator().manual_seed(0))])[:, None]
     layer = native.pack_linear(weight, storage="bfloat16")
     expected = weight[:, 0].bfloat16().float()
-    if layer.isa == "amx":
-        expected[special.index(1e-40)] = 0.0  # the tiles take subnormal numbers for zeros
+    if layer.isa in ROUNDS_X:
+        expected[special.index(1e-40)] = 0.0  # their instructions take subnormal numbers for zeros
     torch.testing.assert_close(layer(torch.ones(1, 1))[0], expected, rtol=0, atol=0, equal_nan=True)
     whole = torch.zeros(64, 64)  # no form pads it
     assert native.pack_linear(whole, storage="bfloat16").num_bytes * 2 == native.pack_linear(whole).num_bytes
@@ -233,7 +237,7 @@ def test_avx512_gives_the_bits_of_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_known_instruction_set_that_is_not_here_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    for isa in {"amx", "avx512", "avx2"} - set(native.supported_isas()):
+    for isa in {"amx", "avx512_bf16", "avx512", "avx2"} - set(native.supported_isas()):
         monkeypatch.setenv(native.ISA_VARIABLE, isa)
         with pytest.raises(ValueError, match="this machine has only"):
             native.pack_linear(torch.zeros(4, 4))
@@ -241,8 +245,27 @@ def test_a_known_instruction_set_that_is_not_here_is_an_error(monkeypatch: pytes
 
 def test_an_unknown_instruction_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(native.ISA_VARIABLE, "avx3")
-    with pytest.raises(ValueError, match="amx, avx512, avx2, portable"):
+    with pytest.raises(ValueError, match="amx, avx512_bf16, avx512, avx2, portable"):
         native.pack_linear(torch.zeros(4, 4))
+
+
+def may_have_huge_pages(tensor: Tensor) -> bool:
+    """Whether the system was asked for huge pages in the middle of a tensor."""
+    middle, inside = tensor.data_ptr() + tensor.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= middle < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    return False
+
+
+def test_a_large_result_is_asked_for_in_huge_pages_and_no_other_memory_is() -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        return  # a system without them has nothing to ask for
+    layer = native.pack_linear(torch.ones(2048, 8))
+    assert may_have_huge_pages(layer(torch.ones(8192, 8)))  # 64 MiB: more than malloc ever keeps
+    assert not may_have_huge_pages(torch.empty(8192, 2048))
 
 
 def run_python(code: str) -> str:

@@ -113,6 +113,7 @@ FUSED = {
         ("amx", torch.bfloat16, "native"),
         ("amx", torch.int8, "native_int8"),
         ("amx", torch.float32, None),
+        ("avx512_bf16", torch.bfloat16, None),
         ("avx512", torch.bfloat16, None),
         ("avx2", torch.int8, None),
     ],

@@ -22,11 +22,12 @@ FOLDERS = ["-Itests/csrc/wide", "-Icsrc"]
 EMULATED = ["-DANTIPHON_EMULATED", "-Itests/csrc/wide/emulated"]  # the folder of the header that must come first
 REAL = ["-iquote", "tests/csrc/wide/emulated"]  # what the drivers themselves take from it
 DRIVERS = {
-    "amx_attention": ["attention_amx", "attention", "attention_plan", "cpu_features"],
     "amx_bf16": ["amx_bf16"],
     "amx_normed": ["amx_normed", "amx_bf16", "int8_amx", "int8_linear"],
     "int8": ["int8_amx", "int8_tile_avx512", "int8_linear"],
+    "bf16_attention": ["attention_amx", "attention_avx512_bf16", "attention", "attention_plan", "cpu_features"],
     "avx512": ["tile_avx512", "linear"],
+    "avx512_bf16": ["avx512_bf16_linear", "amx_bf16"],
 }
 
 
@@ -46,10 +47,11 @@ def test_emulated_kernels_keep_their_promise_to_the_bit(name: str, tmp_path: Pat
     expect_good(build_and_run(name, tmp_path, EMULATED))
 
 
-def test_the_processor_keeps_the_same_promise_of_attention(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bf16_attention", "avx512_bf16"])
+def test_the_processor_keeps_the_same_promise(name: str, tmp_path: Path) -> None:
     """A machine without the instructions has nothing to check here."""
-    if "amx" in native.supported_isas():
-        expect_good(build_and_run("amx_attention", tmp_path, REAL))
+    if "avx512_bf16" in native.supported_isas():
+        expect_good(build_and_run(name, tmp_path, REAL))
 
 
 def expect_good(result: subprocess.CompletedProcess[str]) -> None:
@@ -74,6 +76,7 @@ def expect_good(result: subprocess.CompletedProcess[str]) -> None:
         "vscalefps",
         "vrcp14ps",
         "vmovntps",
+        r"vdpbf16ps [^,]*%zmm\d+,%zmm\d+",
         r"vpdpbusd %zmm\d+,%zmm\d+,%zmm\d+",
         r"vfmadd231ps [^,]*\{1to16\},%zmm\d+,%zmm\d+",
     ],

@@ -76,8 +76,7 @@ DRAFTS: dict[str, Callable[[Sequence[int]], Sequence[int]]] = {
 def engine_with(model: PreTrainedModel, *depths: int, **parts: Any) -> TinyEngine:
     """Checks at every step that nothing is written to a page that a prefix or another row has."""
     engine = tiny.tiny_engine(model, speculation=bool(depths), **parts)
-    if engine.lane.speculator is not None:
-        engine.lane.speculator.chooser = FixedDepths(*depths)
+    engine.lane.speculator.chooser = FixedDepths(*depths)
     launch = engine.lane._runner.launch
 
     def checked(batch: Batch) -> PendingStep:

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 import typer
 from rich.text import Text
 
-from antiphon.cli import ask, bench, doctor, models, plan
+from antiphon.cli import ask, bench, corpora, doctor, models, plan, read
 from antiphon.cli.console import clean_lines, stderr_console
 from antiphon.engine.errors import AntiphonError, InputError
 
@@ -28,7 +28,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for command in (ask, plan, models, doctor, bench):
+    for command in (ask, read, corpora, plan, models, doctor, bench):
         command.add_to(app)
     return app
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,8 +14,11 @@ from antiphon.cli.ask_settings import AskSettings, ask_settings, flag_defaults
 from antiphon.cli.console import stderr_console, stdout_console
 from antiphon.cli.fetching import fetch_missing
 from antiphon.cli.lazy_defaults import command_with_defaults
-from antiphon.engine.errors import AntiphonError
+from antiphon.engine.errors import AntiphonError, InputError
 from antiphon.results import Answer
+
+if TYPE_CHECKING:
+    from antiphon.saved_manifest import Manifest
 
 
 def ask(
@@ -36,6 +40,7 @@ def ask(
     second_reader: flags.SecondReader = None,
     query_first: flags.QueryFirst = None,
     reply_grammar: flags.ReplyGrammar = None,
+    overlap: flags.Overlap = None,
     threads: flags.Threads = None,
     memory: flags.Memory = None,
     host_memory: flags.HostMemory = None,
@@ -44,6 +49,7 @@ def ask(
     quantization: flags.Quantization = None,
     kv_cache_dtype: flags.KvCacheDtype = None,
     speculation: flags.Speculation = None,
+    trace: flags.Trace = None,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:
@@ -66,16 +72,35 @@ def run_ask(settings: AskSettings, *, quiet: bool) -> Answer:
     from antiphon.cli.progress import show_progress
     from antiphon.document import Document
     from antiphon.methods.options import ParSerOptions
+    from antiphon.saving import saved_corpus
 
     engine, options = EngineOptions(**settings.engine), ParSerOptions(**settings.parser)
     # Before any model is fetched or loaded: a document that cannot be read is told at once.
-    document = Document.from_paths(settings.paths, encoding=settings.encoding or "utf-8")
+    saved = saved_corpus(settings.paths)
+    if saved is None:
+        document = Document.from_paths(settings.paths, encoding=settings.encoding or "utf-8")
+    else:
+        document = saved.document
+        engine = EngineOptions(**{"worker": saved.worker, **settings.engine})
+        _check_shards(saved, settings)
     console = stderr_console()
     fetch_missing((engine.worker, engine.driver), console, quiet=quiet)
     with show_progress(console, quiet=quiet) as sink:
-        answer = asyncio.run(ask_async(document, settings.question, engine=engine, options=options, on_event=sink))
+        work = ask_async(saved or document, settings.question, engine=engine, options=options, on_event=sink)
+        answer = asyncio.run(work)
     answer.notes.extend(f"skipped {skipped}" for skipped in document.skipped)
     return answer
+
+
+def _check_shards(saved: Manifest, settings: AskSettings) -> None:
+    """Raises `InputError` where other shards are asked for than were saved: they would all have to be read."""
+    for name, own in (("shard_tokens", saved.shard_tokens), ("shard_overlap", saved.shard_overlap)):
+        given = settings.parser.get(name, own)
+        if given != own:
+            raise InputError(
+                f"corpus {saved.name!r} was saved with a {name.replace('_', ' ')} of {own}, {given} is asked: leave "
+                "the flag away, or read the documents anew"
+            )
 
 
 def add_to(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -11,7 +12,10 @@ _MODELS, _DOCUMENT, _METHOD, _MACHINE, _OUTPUT = "Models", "Document", "Method",
 Paths = Annotated[list[str], typer.Argument(metavar="PATH…", help="Files, folders or globs, - for standard input.")]
 Arguments = Annotated[
     list[str],
-    typer.Argument(metavar="PATH… QUESTION", help="Files, folders or globs, - for standard input; last, the question."),
+    typer.Argument(
+        metavar="PATH… QUESTION",
+        help="Files, folders or globs, - for standard input, or @NAME of a saved corpus; last, the question.",
+    ),
 ]
 Worker = Annotated[
     str | None,
@@ -115,6 +119,14 @@ ReplyGrammar = Annotated[
         help="What workers can write: unknown-or-json, verbatim (true quotes only) or none.",
     ),
 ]
+Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap/--no-overlap",
+        rich_help_panel=_METHOD,
+        help="Read while the driver plans, and ask while it writes; the answer is the same.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -177,6 +189,16 @@ Speculation = Annotated[
         "--speculation/--no-speculation",
         rich_help_panel=_MACHINE,
         help="Draft what replies quote of their shards: the same replies, sooner.",
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        dir_okay=False,
+        rich_help_panel=_OUTPUT,
+        help="Write what ran when into FILE, which Perfetto (ui.perfetto.dev) opens.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object and nothing else.")]

@@ -24,6 +24,7 @@ _ENGINE_FIELDS = {
     "memory": "memory_bytes",
     "host_memory": "host_memory_bytes",
     "disk_memory": "disk_memory_bytes",
+    "trace": "trace",
 }
 _SIZES = ("memory", "host_memory", "disk_memory")
 _PARSER_FIELDS = {
@@ -35,6 +36,7 @@ _PARSER_FIELDS = {
     "readers": "readers",
     "second_reader": "second_reader",
     "query_first": "query_first",
+    "overlap": "overlap",
     "reply_grammar": "reply_grammar",
     "shard_tokens": "shard_tokens",
     "shard_overlap": "shard_overlap",

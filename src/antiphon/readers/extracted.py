@@ -33,6 +33,12 @@ def normalise_text(name: str, text: str) -> str:
     Raises InputError, naming `name`, for NUL characters, lone surrogates (no tokenizer takes them) and absurd runs of
     combining marks.
     """
+    check_characters(name, text)
+    return to_nfc(name, text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def check_characters(name: str, text: str) -> None:
+    """Raises InputError, naming `name`, for what stands in no text: NUL characters, lone surrogates."""
     nul = text.find("\0")
     if nul >= 0:
         raise InputError(
@@ -41,7 +47,6 @@ def normalise_text(name: str, text: str) -> str:
         )
     if found := _SURROGATE.search(text):
         raise InputError(f"{name}: character {found.start()} is half of a surrogate pair, which is not text")
-    return to_nfc(name, text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def to_nfc(name: str, text: str) -> str:

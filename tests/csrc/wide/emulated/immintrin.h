@@ -22,6 +22,7 @@ using __mmask64 = std::uint64_t;
 typedef float __m512 __attribute__((vector_size(64), may_alias));
 typedef long long __m512i __attribute__((vector_size(64), may_alias));
 typedef short __m512bh __attribute__((vector_size(64), may_alias));
+typedef float __m256 __attribute__((vector_size(32), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
 typedef short __m256bh __attribute__((vector_size(32), may_alias));
 typedef long long __m128i __attribute__((vector_size(16), may_alias));
@@ -61,6 +62,13 @@ inline __m512 lanes(const Operation& operation) {
 EMULATED __m512 _mm512_loadu_ps(const void* p) { return emulated::load<__m512>(p); }
 EMULATED __m512i _mm512_loadu_si512(const void* p) { return emulated::load<__m512i>(p); }
 EMULATED __m256i _mm256_loadu_si256(const void* p) { return emulated::load<__m256i>(p); }
+EMULATED __m256 _mm256_loadu_ps(const void* p) { return emulated::load<__m256>(p); }
+EMULATED void _mm256_storeu_ps(void* p, __m256 v) { std::memcpy(p, &v, sizeof(v)); }
+EMULATED __m256 _mm256_setzero_ps() { return __m256{}; }
+EMULATED __m256i _mm256_set1_epi32(int value) {
+  return __m256i{} + (static_cast<long long>(value) << 32 | static_cast<std::uint32_t>(value));
+}
+EMULATED __m512 _mm512_zextps256_ps512(__m256 v) { return __m512{v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]}; }
 EMULATED void _mm512_storeu_ps(void* p, __m512 v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED void _mm512_storeu_si512(void* p, __m512i v) { std::memcpy(p, &v, sizeof(v)); }
 EMULATED void _mm_storeu_si128(void* p, __m128i v) { std::memcpy(p, &v, sizeof(v)); }
@@ -184,6 +192,21 @@ EMULATED __m256bh _mm512_cvtneps_pbh(__m512 v) {
   for (int i = 0; i < 16; ++i) out[i] = static_cast<short>(emulated::to_bfloat16(v[i]));
   return out;
 }
+
+// Two multiply-adds, the odd elements' first; MXCSR is not asked: subnormal numbers are zeros throughout.
+namespace emulated {
+template <typename Sums, typename Pairs>
+inline Sums add_pairs(Sums sums, Pairs a, Pairs b) {
+  const auto element = [](Pairs v, int i) { return flush(from_bfloat16(static_cast<std::uint16_t>(v[i]))); };
+  for (int i = 0; i < static_cast<int>(sizeof(Sums) / sizeof(float)); ++i) {
+    const float odd = std::fmaf(element(a, 2 * i + 1), element(b, 2 * i + 1), flush(sums[i]));
+    sums[i] = flush(std::fmaf(element(a, 2 * i), element(b, 2 * i), flush(odd)));
+  }
+  return sums;
+}
+}  // namespace emulated
+EMULATED __m512 _mm512_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) { return emulated::add_pairs(sums, a, b); }
+EMULATED __m256 _mm256_dpbf16_ps(__m256 sums, __m256bh a, __m256bh b) { return emulated::add_pairs(sums, a, b); }
 
 // Integers.
 EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }

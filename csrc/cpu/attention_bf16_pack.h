@@ -1,14 +1,15 @@
-// Pages and queries to the layouts of attention_amx.h.
+// Pages and queries to the layouts of attention_bf16.h.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/attention_amx.h"
+#include "cpu/attention_bf16.h"
 #include "cpu/avx512.h"
 #include "cpu/rounding.h"
+#include "cpu/transpose_words.h"
 
-namespace antiphon::cpu::amx {
+namespace antiphon::cpu::bf16 {
 
 // Pages that will be read next, fetched to the second-level cache a little at a time.
 class PagePrefetch {
@@ -46,47 +47,16 @@ class PagePrefetch {
   const char* end_ = nullptr;
 };
 
-// Sixteen lines of sixteen 32-bit words, transposed in place.
-ANTIPHON_AMX ANTIPHON_INLINE void transpose_words(__m512i (&r)[16]) {
-  __m512i t[16];
-  ANTIPHON_UNROLL(8)
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  ANTIPHON_UNROLL(4)
-  for (int i = 0; i < 16; i += 4) {  // now r[i + j], of each quarter, column j of lines i to i + 3
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  ANTIPHON_UNROLL(4)
-  for (int j = 0; j < 4; ++j) {
-    t[j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);  // quarters 0, 2
-    t[4 + j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
-    t[8 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
-    t[12 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
-  }
-  ANTIPHON_UNROLL(4)
-  for (int j = 0; j < 4; ++j) {
-    r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
-    r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
-    r[4 + j] = _mm512_shuffle_i32x4(t[4 + j], t[12 + j], 0x88);
-    r[12 + j] = _mm512_shuffle_i32x4(t[4 + j], t[12 + j], 0xdd);
-  }
-}
-
 // A row of 32 dims or fewer of float32, scaled, as bfloat16; zeros after it.
-ANTIPHON_AMX ANTIPHON_INLINE __m512i query_line(const float* q, std::ptrdiff_t num_dims, __m512 scale) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m512i query_line(const float* q, std::ptrdiff_t num_dims, __m512 scale) {
   const __m512 low = _mm512_maskz_loadu_ps(first_lanes(num_dims), q);
   const __m512 high = _mm512_maskz_loadu_ps(first_lanes(num_dims - 16), q + std::min<std::ptrdiff_t>(16, num_dims));
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, scale), _mm512_mul_ps(low, scale));
 }
 
 // `rows` queries of head_dim to a tile's queries.
-ANTIPHON_AMX inline void pack_queries(const float* const* rows, std::ptrdiff_t num_rows, std::ptrdiff_t head_dim,
-                                      float scale, char* packed) {
+ANTIPHON_AVX512_BF16 inline void pack_queries(const float* const* rows, std::ptrdiff_t num_rows,
+                                              std::ptrdiff_t head_dim, float scale, char* packed) {
   const __m512 scales = _mm512_set1_ps(scale);
   for (std::ptrdiff_t dim = 0; dim < head_dim; dim += kStepDims) {
     __m512i lines[16];
@@ -98,31 +68,31 @@ ANTIPHON_AMX inline void pack_queries(const float* const* rows, std::ptrdiff_t n
   }
 }
 
-ANTIPHON_AMX ANTIPHON_INLINE __m128i load_sixteen(const void* from) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m128i load_sixteen(const void* from) {
   return _mm_loadu_si128(static_cast<const __m128i*>(from));
 }
 
-ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(__m128i low, __m128i high) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m512i widened(__m128i low, __m128i high) {
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(high)),
                                       _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(low)));
 }
 
 // 32 elements of a stored key as bfloat16, or the first `num_dims` of them.
-ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
-ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::int8_t* from) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m512i widened(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m512i widened(const std::int8_t* from) {
   return widened(load_sixteen(from), load_sixteen(from + 16));
 }
-ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::uint16_t* from, std::ptrdiff_t num_dims) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m512i widened(const std::uint16_t* from, std::ptrdiff_t num_dims) {
   return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << num_dims) - 1), from);
 }
-ANTIPHON_AMX ANTIPHON_INLINE __m512i widened(const std::int8_t* from, std::ptrdiff_t num_dims) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __m512i widened(const std::int8_t* from, std::ptrdiff_t num_dims) {
   return widened(_mm_maskz_loadu_epi8(first_lanes(num_dims), from),
                  _mm_maskz_loadu_epi8(first_lanes(num_dims - 16), from + std::min<std::ptrdiff_t>(16, num_dims)));
 }
 
 // num_keys lines of a page as bfloat16 [64][32 steps], with zeros beside and below them.
 template <typename T>
-ANTIPHON_AMX void widen_page(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, char* lines) {
+ANTIPHON_AVX512_BF16 void widen_page(const void* page, std::ptrdiff_t num_keys, std::ptrdiff_t head_dim, char* lines) {
   const T* from = static_cast<const T*>(page);
   for (std::ptrdiff_t key = 0; key < num_keys; ++key, from += head_dim) {
     std::ptrdiff_t dim = 0;
@@ -138,7 +108,8 @@ ANTIPHON_AMX void widen_page(const void* page, std::ptrdiff_t num_keys, std::ptr
 }
 
 // Eight dims of 32 keys, `key_bytes` apart, to eight lines of 32 keys: an 8 x 8 transpose in each quarter.
-ANTIPHON_AMX ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::ptrdiff_t key_bytes, char* packed) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::ptrdiff_t key_bytes,
+                                                               char* packed) {
   __m512i r[8], t[8];
   ANTIPHON_UNROLL(8)
   for (int i = 0; i < 8; ++i) {  // keys i, 8 + i, 16 + i, 24 + i
@@ -169,7 +140,8 @@ ANTIPHON_AMX ANTIPHON_INLINE void transpose_eight_dims(const char* from, std::pt
 
 // Lines of bfloat16 [64][32 steps] to PackedBlock's values. kSteps is 0, or `steps`, so that addresses are constants.
 template <std::ptrdiff_t kSteps>
-ANTIPHON_AMX void pack_values_of(const char* lines, std::ptrdiff_t any_steps, char* packed, PagePrefetch& prefetch) {
+ANTIPHON_AVX512_BF16 void pack_values_of(const char* lines, std::ptrdiff_t any_steps, char* packed,
+                                         PagePrefetch& prefetch) {
   const std::ptrdiff_t steps = kSteps > 0 ? kSteps : any_steps;
   const std::ptrdiff_t key_bytes = steps * kLineBytes;
   for (std::ptrdiff_t key = 0; key < kPageKeys; key += kStepKeys) {
@@ -180,7 +152,8 @@ ANTIPHON_AMX void pack_values_of(const char* lines, std::ptrdiff_t any_steps, ch
   }
 }
 
-ANTIPHON_AMX inline void pack_values(const char* lines, std::ptrdiff_t steps, char* packed, PagePrefetch& prefetch) {
+ANTIPHON_AVX512_BF16 inline void pack_values(const char* lines, std::ptrdiff_t steps, char* packed,
+                                             PagePrefetch& prefetch) {
   switch (steps) {
     case 2: return pack_values_of<2>(lines, steps, packed, prefetch);
     case 4: return pack_values_of<4>(lines, steps, packed, prefetch);
@@ -190,7 +163,7 @@ ANTIPHON_AMX inline void pack_values(const char* lines, std::ptrdiff_t steps, ch
 }
 
 // num_keys scales, with one NaN for all, and zeros after them.
-ANTIPHON_AMX inline void pack_scales(const float* scales, std::ptrdiff_t num_keys, float* packed) {
+ANTIPHON_AVX512_BF16 inline void pack_scales(const float* scales, std::ptrdiff_t num_keys, float* packed) {
   for (std::ptrdiff_t key = 0; key < kPageKeys; key += 16) {
     const __mmask16 lanes = first_lanes(num_keys - key);
     const __m512 scale = _mm512_maskz_loadu_ps(lanes, scales + std::min(key, num_keys));
@@ -201,12 +174,12 @@ ANTIPHON_AMX inline void pack_scales(const float* scales, std::ptrdiff_t num_key
 }
 
 // Which of 32 bfloat16, shifted left by one so that the sign is gone, are not finite.
-ANTIPHON_AMX ANTIPHON_INLINE __mmask32 not_finite(__m512i magnitudes) {
+ANTIPHON_AVX512_BF16 ANTIPHON_INLINE __mmask32 not_finite(__m512i magnitudes) {
   return _mm512_cmpgt_epu16_mask(magnitudes, _mm512_set1_epi32(static_cast<int>(0xfefffeffu)));
 }
 
 // Whether 64 lines of bfloat16 are finite.
-ANTIPHON_AMX inline bool all_finite(const char* lines, std::ptrdiff_t num_bytes) {
+ANTIPHON_AVX512_BF16 inline bool all_finite(const char* lines, std::ptrdiff_t num_bytes) {
   __m512i most[4] = {};
   for (std::ptrdiff_t i = 0; i < num_bytes; i += 4 * kLineBytes) {
     ANTIPHON_UNROLL(4)
@@ -220,7 +193,7 @@ ANTIPHON_AMX inline bool all_finite(const char* lines, std::ptrdiff_t num_bytes)
 }
 
 // The first of 64 lines of bfloat16 that is not finite. Every such line becomes zeros.
-ANTIPHON_AMX inline std::ptrdiff_t clear_bad_lines(std::ptrdiff_t line_bytes, char* lines) {
+ANTIPHON_AVX512_BF16 inline std::ptrdiff_t clear_bad_lines(std::ptrdiff_t line_bytes, char* lines) {
   std::ptrdiff_t first = kPageKeys;
   for (std::ptrdiff_t key = kPageKeys - 1; key >= 0; --key) {
     bool finite = true;
@@ -236,8 +209,8 @@ ANTIPHON_AMX inline std::ptrdiff_t clear_bad_lines(std::ptrdiff_t line_bytes, ch
 }
 
 // Sixteen rows' results: [dims][16 rows], times each row's inverse, to rows of `out`.
-ANTIPHON_AMX inline void store_rows(const RowTile& tile, std::ptrdiff_t num_rows, std::ptrdiff_t head_dim,
-                                    float* const* rows) {
+ANTIPHON_AVX512_BF16 inline void store_rows(const RowTile& tile, std::ptrdiff_t num_rows, std::ptrdiff_t head_dim,
+                                            float* const* rows) {
   const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_loadu_ps(tile.sum));
   for (std::ptrdiff_t dim = 0; dim < head_dim; dim += 16) {
     __m512i lines[16];
@@ -252,4 +225,4 @@ ANTIPHON_AMX inline void store_rows(const RowTile& tile, std::ptrdiff_t num_rows
   }
 }
 
-}  // namespace antiphon::cpu::amx
+}  // namespace antiphon::cpu::bf16

@@ -1,5 +1,6 @@
-// Attention on emulated AMX tiles: bit for bit the order that attention_amx.h promises, for any shape; and that what a
-// query does not see, NaN and all, reaches it in no way. Built without ANTIPHON_EMULATED it holds a processor to the same.
+// Attention on emulated AMX tiles and AVX-512 BF16: bit for bit the order that attention_bf16.h promises, for any shape;
+// and that what a query does not see, NaN and all, reaches it in no way. Built without ANTIPHON_EMULATED it holds a
+// processor to the same, in the forms that it has.
 #include <algorithm>
 #include <utility>
 
@@ -17,6 +18,12 @@ namespace {
 
 checks::Report report;
 constexpr std::ptrdiff_t kPages = 16;
+
+struct Form {
+  const char* name;
+  const AttentionForm& attention;
+  bool chained;  // a step goes on from the sum before, pair by pair, the odd product first; else it is summed apart
+};
 
 struct Row {
   std::ptrdiff_t context, num_tokens;
@@ -107,10 +114,17 @@ struct Cache {
   Floats scales[2];
 };
 
-// sum += the products of one step, whose even and odd k are summed apart.
+// sum += the products of one step, whose even and odd k are summed apart, or as the form has it.
 template <typename Left, typename Right>
-void add_step(float& sum, std::ptrdiff_t num_k, const Left& left, const Right& right) {
+void add_step(const Form& form, float& sum, std::ptrdiff_t num_k, const Left& left, const Right& right) {
   float parts[2] = {0.0f, 0.0f};
+  if (form.chained) {
+    for (std::ptrdiff_t k = 0; k < num_k; k += 2) {
+      if (k + 1 < num_k) sum = emulated::flush(std::fmaf(left(k + 1), right(k + 1), emulated::flush(sum)));
+      sum = emulated::flush(std::fmaf(left(k), right(k), emulated::flush(sum)));
+    }
+    return;
+  }
   for (std::ptrdiff_t k = 0; k < num_k; ++k) parts[k % 2] = emulated::flush(std::fmaf(left(k), right(k), parts[k % 2]));
   sum = emulated::flush(emulated::flush(sum) + emulated::flush(parts[0] + parts[1]));
 }
@@ -125,8 +139,8 @@ float exp2_promised(float x, float one) {
 // One query, in the promised order.
 class Promised {
  public:
-  Promised(const Cache& cache, const Row& row, std::ptrdiff_t kv_head, const float* q)
-      : cache_(cache), row_(row), kv_head_(kv_head), size_(cache.test.head_dim), int8_(cache.test.storage == KvStorage::kInt8),
+  Promised(const Form& form, const Cache& cache, const Row& row, std::ptrdiff_t kv_head, const float* q)
+      : form_(form), cache_(cache), row_(row), kv_head_(kv_head), size_(cache.test.head_dim), int8_(cache.test.storage == KvStorage::kInt8),
         accumulator_(static_cast<std::size_t>(size_)) {
     const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(size_)));
     for (std::ptrdiff_t i = 0; i < size_; ++i) q_.push_back(emulated::from_bfloat16(emulated::to_bfloat16(q[i] * scale)));
@@ -153,7 +167,7 @@ class Promised {
       slots_.push_back(cache_.slot(row_, key, kv_head_));
       float score = 0.0f;
       for (std::ptrdiff_t dim = 0; dim < size_; dim += 32) {
-        add_step(score, std::min<std::ptrdiff_t>(32, size_ - dim),
+        add_step(form_, score, std::min<std::ptrdiff_t>(32, size_ - dim),
                  [&](std::ptrdiff_t k) { return cache_.at(0, slots_.back(), dim + k); },
                  [&](std::ptrdiff_t k) { return q_[dim + k]; });
       }
@@ -169,7 +183,7 @@ class Promised {
       if (dim < 0 && int8_) continue;
       float& to = dim < 0 ? sum_ : accumulator_[dim];
       for (std::ptrdiff_t key = 0; key < num_seen; key += 32) {
-        add_step(to, std::min<std::ptrdiff_t>(32, num_seen - key),
+        add_step(form_, to, std::min<std::ptrdiff_t>(32, num_seen - key),
                  [&](std::ptrdiff_t k) { return dim < 0 ? 1.0f : cache_.at(1, slots_[key + k], dim); },
                  [&](std::ptrdiff_t k) { return weights_[key + k]; });
       }
@@ -213,6 +227,7 @@ class Promised {
     return int8_ ? block_sum_ <= 0x1p32f : good;
   }
 
+  const Form& form_;
   const Cache& cache_;
   const Row& row_;
   std::ptrdiff_t kv_head_, size_;
@@ -223,7 +238,7 @@ class Promised {
   int num_moves_ = 0;
 };
 
-Floats run(Cache& cache, const std::vector<Row>& rows, const Floats& q, std::ptrdiff_t item_rows) {
+Floats run(const Form& form, Cache& cache, const std::vector<Row>& rows, const Floats& q, std::ptrdiff_t item_rows) {
   std::vector<std::int32_t> tables;
   std::vector<std::int64_t> starts{0}, contexts;
   for (const Row& row : rows) {
@@ -234,18 +249,18 @@ Floats run(Cache& cache, const std::vector<Row>& rows, const Floats& q, std::ptr
   }
   const AttentionPlan plan(tables.data(), 8, starts.data(), contexts.data(), static_cast<std::ptrdiff_t>(rows.size()),
                            kPages, cache.test.groups, cache.test.kv_heads, num_threads(),
-                           {item_rows, kAmxAttention.cut.tile_rows});
+                           {item_rows, form.attention.cut.tile_rows});
   Floats out = checks::poison(static_cast<std::ptrdiff_t>(q.size()));
-  paged_attention(kAmxAttention, plan, cache.layer(), q.data(), out.data());
+  paged_attention(form.attention, plan, cache.layer(), q.data(), out.data());
   return out;
 }
 
-Floats promised(const Cache& cache, const Floats& q, int& num_moves) {
+Floats promised(const Form& form, const Cache& cache, const Floats& q, int& num_moves) {
   Floats out;
   const float* next = q.data();
   for (const Row& row : cache.test.rows) {
     for (std::ptrdiff_t i = 0; i < row.num_tokens * cache.test.heads(); ++i, next += cache.test.head_dim) {
-      Promised one(cache, row, i % cache.test.heads() / cache.test.groups, next);
+      Promised one(form, cache, row, i % cache.test.heads() / cache.test.groups, next);
       const Floats result = one.run(row.context + i / cache.test.heads());
       out.insert(out.end(), result.begin(), result.end());
       num_moves += one.num_moves();
@@ -254,16 +269,16 @@ Floats promised(const Cache& cache, const Floats& q, int& num_moves) {
   return out;
 }
 
-void check_case(const Case& test) {
+void check_case(const Form& form, const Case& test) {
   Cache cache(test);
   const std::ptrdiff_t token = test.heads() * test.head_dim;
   const Floats q = checks::random_floats(test.num_tokens() * token, 9);
   int num_moves = 0;
-  const Floats expected = promised(cache, q, num_moves);
+  const Floats expected = promised(form, cache, q, num_moves);
   for (const std::ptrdiff_t item_rows : {16, 48, 448}) {
     for (const int threads : {1, 3}) {
       set_num_threads(threads);
-      report.expect_equal(run(cache, test.rows, q, item_rows), expected, test.name);
+      report.expect_equal(run(form, cache, test.rows, q, item_rows), expected, std::string(form.name) + " " + test.name);
     }
   }
   set_num_threads(1);
@@ -272,31 +287,32 @@ void check_case(const Case& test) {
   for (const Row& row : test.rows) {  // every token as a decode step of its own
     for (std::ptrdiff_t i = 0; i < row.num_tokens; ++i, first += token) {
       const Row alone{row.context + i, 1, row.pages};
-      report.expect_equal(run(cache, {alone}, Floats(q.begin() + first, q.begin() + first + token), 448),
-                          Floats(expected.begin() + first, expected.begin() + first + token), test.name);
+      report.expect_equal(run(form, cache, {alone}, Floats(q.begin() + first, q.begin() + first + token), 448),
+                          Floats(expected.begin() + first, expected.begin() + first + token),
+                          std::string(form.name) + " " + test.name);
     }
   }
 }
 
 // A value that is not finite makes NaN of all that see it, and of nothing else.
-void check_bad_value() {
+void check_bad_value(const Form& form) {
   const Case test{"bad value", KvStorage::kBfloat16, 1, 3, 64, {{0, 70, {3, 1}}}};
   Cache cache(test);
   const Floats q = checks::random_floats(test.num_tokens() * 192, 9);
-  const Floats good = run(cache, test.rows, q, 448);
+  const Floats good = run(form, cache, test.rows, q, 448);
   for (const std::ptrdiff_t position : {0, 5, 63, 64, 69}) {
     for (const std::uint16_t bits : {0x7f80, 0xff80, 0x7fc0, 0xffff}) {
       Cache bad(test);
       bad.put(1, bad.slot(test.rows[0], position, 0) * 64 + 17, bits);
       Floats expected = good;
       std::fill(expected.begin() + position * 192, expected.end(), std::numeric_limits<float>::quiet_NaN());
-      report.expect_equal(run(bad, test.rows, q, 448), expected, "bad value");
+      report.expect_equal(run(form, bad, test.rows, q, 448), expected, "bad value");
     }
   }
 }
 
 // Negative control: the same keys in another order have other bits.
-void check_control() {
+void check_control(const Form& form) {
   const Case test{"control", KvStorage::kBfloat16, 1, 1, 64, {{63, 1, {0}}}};
   Cache cache(test), turned(test);
   const Floats q = checks::random_floats(64, 9);
@@ -305,13 +321,10 @@ void check_control() {
       std::swap_ranges(&half[key * 128], &half[key * 128] + 128, &half[(63 - key) * 128]);
     }
   }
-  report.expect(run(cache, test.rows, q, 448) != run(turned, test.rows, q, 448), "another order has other bits");
+  report.expect(run(form, cache, test.rows, q, 448) != run(form, turned, test.rows, q, 448), "another order has other bits");
 }
 
-}  // namespace
-
-int main() {
-  cpu_features();  // on a processor that has them, asks for the tiles
+void check_form(const Form& form) {
   const std::vector<Row> mixed = {{0, 1, {6}},
                                   {130, 40, {0, 1, 2, 5}},
                                   {0, 0, {}},
@@ -323,15 +336,28 @@ int main() {
   const std::vector<Row> one = {{0, 65, {11, 3}}};
   for (const KvStorage storage : {KvStorage::kBfloat16, KvStorage::kInt8}) {
     const bool int8 = storage == KvStorage::kInt8;
-    check_case({int8 ? "int8 mixed" : "bf16 mixed", storage, 2, 7, 64, mixed});
-    check_case({int8 ? "int8 steep" : "bf16 steep", storage, 1, 2, 64, mixed, 8.0f});
-    check_case({int8 ? "int8 64" : "bf16 64", storage, 1, 1, 64, one});
+    check_case(form, {int8 ? "int8 mixed" : "bf16 mixed", storage, 2, 7, 64, mixed});
+    check_case(form, {int8 ? "int8 steep" : "bf16 steep", storage, 1, 2, 64, mixed, 8.0f});
+    check_case(form, {int8 ? "int8 64" : "bf16 64", storage, 1, 1, 64, one});
     for (const std::ptrdiff_t head_dim : {5, 16, 32, 48, 96, 128, 160, 256}) {
-      check_case({int8 ? "int8 sizes" : "bf16 sizes", storage, 1, 5, head_dim, few});
-      check_case({int8 ? "int8 sizes, steep" : "bf16 sizes, steep", storage, 2, 8, head_dim, few, 40.0f});
+      check_case(form, {int8 ? "int8 sizes" : "bf16 sizes", storage, 1, 5, head_dim, few});
+      check_case(form, {int8 ? "int8 sizes, steep" : "bf16 sizes, steep", storage, 2, 8, head_dim, few, 40.0f});
     }
   }
-  check_bad_value();
-  check_control();
-  return report.finish("amx_attention");
+  check_bad_value(form);
+  check_control(form);
+}
+
+}  // namespace
+
+int main() {
+  const CpuFeatures& features = cpu_features();  // on a processor that has them, asks for the tiles
+#if defined(ANTIPHON_EMULATED)
+  const bool emulated = true;
+#else
+  const bool emulated = false;
+#endif
+  if (emulated || features.amx) check_form({"amx", kAmxAttention, false});
+  if (emulated || features.avx512_bf16) check_form({"avx512_bf16", kAvx512Bf16Attention, true});
+  return report.finish("bf16_attention");
 }
