@@ -10,6 +10,10 @@ class Counters:
     """One lane's counters since the start. Only the core's thread writes them."""
 
     rows_gated: int = 0
+    decode_steps: int = 0
+    decode_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     shards_evicted: int = 0
     shards_fetched: int = 0
     bytes_fetched: int = 0

@@ -131,7 +131,7 @@ def trace_lane(trace: Trace, lane: Lane) -> None:
     its live rows and free pages are counters."""
 
     def stepped(phase: Phase, pieces: Sequence[Piece], started: float, num_live: int) -> None:
-        num_tokens = sum(piece.num_tokens for piece in pieces)
+        num_tokens = sum(piece.num_computed for piece in pieces)
         trace.span(lane.name, phase.value, started, rows=len(pieces), tokens=num_tokens)
         trace.counter(f"{lane.name} live rows", num_live)
         trace.counter(f"{lane.name} free pages", lane.store.pool.num_free)

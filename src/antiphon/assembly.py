@@ -43,9 +43,9 @@ class EngineOptions:
     kernels' own, the physical cores unless set before); `memory_bytes` is the whole budget (None: what is free);
     `host_memory_bytes` of it hold prefixes that do not fit the worker's pool, as int8: lossy, so 0 by default;
     `disk_memory_bytes` hold them, and saved corpora, on the disk (None: half of what is free there; 0: none).
-    `eviction` is "sweep", or "lru" to compare with. `trace` is a file to write what runs when into
-    (`scheduler/trace.py`). `step_tokens` bounds one batch; what `dtype`, `quantization` and
-    `kv_cache_dtype` mean is said by `choose_precision`."""
+    `eviction` is "sweep", or "lru" to compare with; `speculation` drafts what replies quote of their shards: the same
+    tokens, sooner. `trace` is a file to write what runs when into (`scheduler/trace.py`). `step_tokens` bounds one
+    batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by `choose_precision`."""
 
     worker: str = "qwen2.5-coder-0.5b"
     driver: str = "qwen2.5-coder-1.5b"
@@ -59,6 +59,7 @@ class EngineOptions:
     host_memory_bytes: int = 0
     disk_memory_bytes: int | None = None
     eviction: Eviction = "sweep"
+    speculation: bool = True
     step_tokens: int = 1024
     trace: Path | None = None
     debug: bool = False
@@ -192,7 +193,14 @@ def _load(
     tokenizer = source.tokenizer()
     runner = ModelRunner(decoder, cache, tokenizer.vocab_size)
     lane = Lane(
-        role, runner, store, tokenizer.eos_ids, step_tokens=options.step_tokens, tiers=tiers, eviction=options.eviction
+        role,
+        runner,
+        store,
+        tokenizer.eos_ids,
+        step_tokens=options.step_tokens,
+        tiers=tiers,
+        eviction=options.eviction,
+        speculation=options.speculation,
     )
     on_loaded(role, source.name, time.perf_counter() - started)
     return _Part(source, lane, decoder, cache)

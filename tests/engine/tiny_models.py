@@ -120,6 +120,7 @@ def tiny_engine(
     eos_ids: frozenset[int] = frozenset(),
     tiers: Tiers | None = None,
     eviction: Eviction = "sweep",
+    speculation: bool = True,
 ) -> TinyEngine:
     """An engine with poisoned pages on this model's weights; `weight_dtype` and `kv_dtype` are `dtype` where they are
     not given, `only` forces one kind of kernels, `rotated` is the decoder's."""
@@ -131,7 +132,16 @@ def tiny_engine(
     cache = KVCache(config, num_pages, kv_dtype, kernels, poison=True)
     store = PrefixStore(PagePool(num_pages), cache, "tiny")
     runner = ModelRunner(decoder, cache, VOCABULARY)
-    lane = Lane("tiny", runner, store, eos_ids, step_tokens=step_tokens, tiers=tiers, eviction=eviction)
+    lane = Lane(
+        "tiny",
+        runner,
+        store,
+        eos_ids,
+        step_tokens=step_tokens,
+        tiers=tiers,
+        eviction=eviction,
+        speculation=speculation,
+    )
     return TinyEngine(Core({"tiny": lane}), lane)
 
 

@@ -48,6 +48,7 @@ def ask(
     dtype: flags.Dtype = None,
     quantization: flags.Quantization = None,
     kv_cache_dtype: flags.KvCacheDtype = None,
+    speculation: flags.Speculation = None,
     trace: flags.Trace = None,
     json: flags.Json = False,
     quiet: flags.Quiet = False,

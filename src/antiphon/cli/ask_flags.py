@@ -183,6 +183,14 @@ KvCacheDtype = Annotated[
         help="Of keys and values that are kept: auto, float32, bf16 or int8.",
     ),
 ]
+Speculation = Annotated[
+    bool | None,
+    typer.Option(
+        "--speculation/--no-speculation",
+        rich_help_panel=_MACHINE,
+        help="Draft what replies quote of their shards: the same replies, sooner.",
+    ),
+]
 Trace = Annotated[
     Path | None,
     typer.Option(

@@ -19,6 +19,7 @@ _ENGINE_FIELDS = {
     "dtype": "dtype",
     "quantization": "quantization",
     "kv_cache_dtype": "kv_cache_dtype",
+    "speculation": "speculation",
     "threads": "threads",
     "memory": "memory_bytes",
     "host_memory": "host_memory_bytes",
