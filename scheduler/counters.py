@@ -20,6 +20,7 @@ class Counters:
     fetch_seconds: float = 0.0
     shards_read_again: int = 0
     tokens_read_again: int = 0
+    shards_cheaper_to_read: int = 0
     tier_failures: int = 0
     tier_waits_seconds: float = 0.0
 

@@ -219,6 +219,8 @@ class Residency:
         self._store.restore(prefix, pages)
 
     def _read_again(self, prefix: Prefix) -> None:
+        if prefix.key not in self._unfetchable and self.knows(prefix.key):
+            self._counters.shards_cheaper_to_read += 1
         params = SamplingParams(max_new_tokens=0)
         row = Row(RowKind.READ, list(prefix.token_ids), params, prefix=prefix.parent, restores=prefix)
         self._moves.reading[prefix.key] = row

@@ -262,7 +262,7 @@ async def _wait_until_saved(corpus: Corpus, reads: Sequence[RowResult]) -> None:
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:
     """Refuses a document whose longest shard cannot be asked by itself, before any of it is read. That not all shards
     fit at once is no hindrance: a round then goes in waves."""
-    longest = max(map(len, texts))
+    longest = max(map(len, texts), default=0)
     # The instructions, a shard behind them with a row over it, and as much again to move in.
     needed = num_pages_for(instruction_tokens) + num_pages_for(instruction_tokens + longest + _ROW_TOKENS) + 2
     if needed > worker.pool_pages:

@@ -20,7 +20,7 @@ from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.engine.runner import PendingStep
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.lane import Eviction
-from antiphon.scheduler.residency import Tiers
+from antiphon.scheduler.residency import Residency, Tiers
 from antiphon.scheduler.row import Row, RowKind
 
 NUM_SHARDS = 8
@@ -76,6 +76,12 @@ def release(engine: TinyEngine, prefixes: Sequence[Prefix]) -> None:
 
 def disk(folder: Path, limit_bytes: int = 1 << 30, *, temporary: bool = True) -> DiskTier:
     return DiskTier(folder, limit_bytes, temporary=temporary)
+
+
+@pytest.fixture(autouse=True)
+def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model reads a tiny shard sooner than any file is opened: the choice has a test of its own."""
+    monkeypatch.setattr(Residency, "_reading_is_cheaper", lambda residency, prefix: False)
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +148,30 @@ def test_what_host_memory_has_no_room_for_goes_to_the_disk(
     assert host.num_bytes > 0
     assert list(tmp_path.rglob("*.safetensors"))
     assert engine.lane.counters.shards_read_again == 0
+    engine.core.close()
+
+
+@pytest.mark.parametrize("reading_is_cheaper", [True, False])
+def test_what_is_cheaper_to_read_than_to_fetch_is_read_again(
+    model: PreTrainedModel,
+    expected: list[Reply],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reading_is_cheaper: bool,
+) -> None:
+    """By measured rates; here a reading takes next to no time, or for ever."""
+    monkeypatch.undo()
+    engine = tiny.tiny_engine(model, num_pages=SMALL_POOL, tiers=Tiers([disk(tmp_path)]))
+    residency = engine.lane.residency
+    monkeypatch.setattr(residency, "measured_read", lambda num_tokens, seconds: None)
+    prefixes = read_shards(engine)
+    residency._seconds_per_token = 1e-9 if reading_is_cheaper else 1e9
+    for _ in range(3):
+        assert ask(engine, prefixes) == expected
+    counters = engine.lane.counters
+    assert counters.shards_fetched > 0, "one has to be fetched for its rate to be known"
+    assert (counters.shards_cheaper_to_read > NUM_SHARDS) == reading_is_cheaper
+    assert (counters.shards_read_again > 0) == reading_is_cheaper
     engine.core.close()
 
 
