@@ -9,12 +9,14 @@
 #include "cpu/attention.h"
 #include "cpu/cpu_features.h"
 #include "cpu/huge_pages.h"
+#include "cpu/int8_planes.h"
 #include "cpu/layer_ops.h"
 #include "cpu/linear_forms.h"
 #include "cpu/log_prob.h"
 #include "cpu/machine_rates.h"
 #include "cpu/pool.h"
 #include "cpu/rotary_store.h"
+#include "cpu/rotation.h"
 #include "cpu/rounding.h"
 
 namespace py = pybind11;
@@ -89,35 +91,40 @@ std::int32_t bind_pack_int8_rows(Address rows, Size first_row, Size num_rows, Si
                         pointer<float>(scales));
 }
 
-// A packed int8 linear layer: checked and resolved once, called many times.
+// A packed int8 linear layer: checked and resolved once, called many times. With fine panels (not 0) and with fine_x it
+// has second planes.
 class Int8Linear {
  public:
   Int8Linear(Address panels, Address scales, Address bias, Size num_columns, Size num_k, std::int32_t max_absolute_sum,
-             const std::string& isa)
+             Address fine_panels, Address fine_scales, std::int32_t fine_sum, bool fine_x, const std::string& isa)
       : form_(parse_int8_form(isa)),
-        weight_{pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k,
-                int8_levels(form_, max_absolute_sum)},
+        planes_{plane(panels, scales, num_columns, num_k, max_absolute_sum),
+                plane(fine_panels, fine_scales, num_columns, num_k, fine_sum), fine_x},
         bias_(pointer<const float>(bias)) {}
 
-  std::int32_t levels() const { return weight_.levels; }
+  std::int32_t levels() const { return planes_.weight.levels; }
 
   void run(Address x, Size num_rows, Address residual, Address y) const {
     py::gil_scoped_release release;
-    int8_linear(form_, weight_, bias_, pointer<const float>(x), num_rows, pointer<const float>(residual),
+    int8_linear(form_, planes_, bias_, pointer<const float>(x), num_rows, pointer<const float>(residual),
                 pointer<float>(y));
   }
 
   // A part of the columns, from a task of the pool: see StripLogits.
   void run_columns(const float* x, Size num_rows, Size first_column, Size num_columns, float* y) const {
-    const Int8Weight part = columns_of(form_, weight_, first_column, num_columns);
+    const Int8Planes part = columns_of(form_, planes_, first_column, num_columns);
     int8_linear(form_, part, bias_ != nullptr ? bias_ + first_column : nullptr, x, num_rows, nullptr, y);
   }
 
-  Size num_k() const { return weight_.num_k; }
+  Size num_k() const { return planes_.weight.num_k; }
 
  private:
+  Int8Weight plane(Address panels, Address scales, Size num_columns, Size num_k, std::int32_t sum) const {
+    return {pointer<const void>(panels), pointer<const float>(scales), num_columns, num_k, int8_levels(form_, sum)};
+  }
+
   const Int8Form& form_;
-  Int8Weight weight_;
+  Int8Planes planes_;
   const float* bias_;
 };
 
@@ -125,8 +132,13 @@ void bind_int8_linear(py::module_& m) {
   m.attr("MAX_INT8_LINEAR_K") = kMaxInt8LinearK;
   m.def("int8_panels_bytes", &bind_int8_panels_bytes);
   m.def("pack_int8_rows", &bind_pack_int8_rows);
+  m.def("int8_remainder", [](Address rows, Size num_rows, Size num_k) {
+    py::gil_scoped_release release;
+    int8_remainder(pointer<float>(rows), num_rows, num_k);
+  });
   py::class_<Int8Linear>(m, "Int8Linear")
-      .def(py::init<Address, Address, Address, Size, Size, std::int32_t, const std::string&>())
+      .def(py::init<Address, Address, Address, Size, Size, std::int32_t, Address, Address, std::int32_t, bool,
+                    const std::string&>())
       .def_property_readonly("levels", &Int8Linear::levels)
       .def("run", &Int8Linear::run);
 }
@@ -172,10 +184,11 @@ class NormedLinear {
 class GatedMlp {
  public:
   GatedMlp(Address gate_up, Address gate_up_scales, std::int32_t gate_up_sum, Address down, Address down_scales,
-           std::int32_t down_sum, Address norm, float eps, Size num_k, Size size, const std::string& isa)
+           std::int32_t down_sum, Address norm, float eps, Size num_k, Size size, Size block, const std::string& isa)
       : gate_up_(amx_weight(gate_up, gate_up_scales, gate_up_sum, 2 * round_up(size, kGatedColumns), num_k)),
         down_(amx_weight(down, down_scales, down_sum, num_k, size)),
-        norm_{pointer<const float>(norm), eps} {
+        norm_{pointer<const float>(norm), eps},
+        block_(block) {
     require_amx(isa);
   }
 
@@ -183,7 +196,9 @@ class GatedMlp {
     py::gil_scoped_release release;
 #if defined(__x86_64__)
     const float* rows = pointer<const float>(x);
-    if (down_.scales != nullptr) return amx_int8_mlp(gate_up_, down_, norm_, rows, num_rows, pointer<float>(y));
+    if (down_.scales != nullptr) {
+      return amx_int8_mlp(gate_up_, down_, norm_, block_, rows, num_rows, pointer<float>(y));
+    }
     amx_bf16_mlp(as_bf16(gate_up_), as_bf16(down_), norm_, rows, num_rows, pointer<float>(y));
 #endif
   }
@@ -192,6 +207,7 @@ class GatedMlp {
   Int8Weight gate_up_;
   Int8Weight down_;
   RowNorm norm_;
+  Size block_;
 };
 
 void bind_normed(py::module_& m) {
@@ -199,7 +215,7 @@ void bind_normed(py::module_& m) {
       .def(py::init<Address, Address, std::int32_t, Address, Address, float, Size, Size, const std::string&>())
       .def("run", &NormedLinear::run);
   py::class_<GatedMlp>(m, "GatedMlp")
-      .def(py::init<Address, Address, std::int32_t, Address, Address, std::int32_t, Address, float, Size, Size,
+      .def(py::init<Address, Address, std::int32_t, Address, Address, std::int32_t, Address, float, Size, Size, Size,
                     const std::string&>())
       .def("run", &GatedMlp::run);
 }
@@ -313,9 +329,9 @@ class LayerOps {
     antiphon::cpu::rms_norm(form_, rows, pointer<const float>(weight), eps, pointer<float>(out));
   }
 
-  void silu_and_mul(Address gate_up, Size num_rows, Size size, Address out) const {
+  void silu_and_mul(Address gate_up, Size num_rows, Size size, Size block, Address out) const {
     py::gil_scoped_release release;
-    antiphon::cpu::silu_and_mul(form_, pointer<const float>(gate_up), num_rows, size, pointer<float>(out));
+    antiphon::cpu::silu_and_mul(form_, pointer<const float>(gate_up), num_rows, size, block, pointer<float>(out));
   }
 
   void gather_rows(Address table, const std::string& storage, Size num_rows, Size size, Address ids, Size num_ids,
@@ -354,7 +370,15 @@ class LayerOps {
   const LayerForm& form_;
 };
 
+// signs and mix may be null; x has `lines` rows of `size`, or so many columns (kernels/native_layer.py).
+void bind_rotate_channels(Address signs, Address mix, Size size, Size block, Address x, Size lines, bool columns) {
+  const Rotation rotation{pointer<const float>(signs), pointer<const float>(mix), size, block};
+  py::gil_scoped_release release;
+  (columns ? rotate_columns : rotate_rows)(rotation, pointer<float>(x), lines);
+}
+
 void bind_layer_ops(py::module_& m) {
+  m.def("rotate_channels", &bind_rotate_channels);
   py::class_<LayerOps>(m, "LayerOps")
       .def(py::init<const std::string&>(), py::arg("isa"))
       .def("rms_norm", &LayerOps::rms_norm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import llguidance.hf
 import llguidance.numpy
@@ -48,6 +49,10 @@ class GrammarState:
         bits = llguidance.numpy.allocate_token_bitmask(1, self._num_ids)
         llguidance.numpy.fill_next_token_bitmask(self._matcher, bits, 0)
         return np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._num_ids].astype(np.bool_)
+
+    def num_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, from the first on, could come next; takes none of them."""
+        return int(self._matcher.validate_tokens(list(token_ids)))
 
     def accept(self, token_id: int) -> list[int]:
         """Takes a token; returns the tokens that are forced after it, taken as well."""

@@ -45,7 +45,9 @@ class Sampled:
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, rows: Sequence[SampleRow], find_peak: FindPeak = reference.peak) -> list[Sampled]:
+def sample(
+    logits: Tensor | Sequence[Tensor], rows: Sequence[SampleRow], find_peak: FindPeak = reference.peak
+) -> list[Sampled]:
     """`logits [rows, vocab]` in fp32 → one `Sampled` per row. Each row is computed from its own logits alone. Of equal
     logits the lowest id is the greedy token."""
     return [_sample_row(logits[index], row, find_peak) for index, row in enumerate(rows)]

@@ -17,11 +17,24 @@ MAX_INT8_LINEAR_K: int
 
 def int8_panels_bytes(num_columns: int, num_k: int, isa: str) -> int: ...
 def pack_int8_rows(rows: int, first_row: int, num_rows: int, num_k: int, panels: int, scales: int, isa: str) -> int: ...
+def int8_remainder(rows: int, num_rows: int, num_k: int, /) -> None: ...
 
 class Int8Linear:
     levels: int
     def __init__(
-        self, panels: int, scales: int, bias: int, num_columns: int, num_k: int, max_absolute_sum: int, isa: str
+        self,
+        panels: int,
+        scales: int,
+        bias: int,
+        num_columns: int,
+        num_k: int,
+        max_absolute_sum: int,
+        fine_panels: int,
+        fine_scales: int,
+        fine_sum: int,
+        fine_x: bool,
+        isa: str,
+        /,
     ) -> None: ...
     def run(self, x: int, num_rows: int, residual: int, y: int) -> None: ...
 
@@ -54,6 +67,7 @@ class GatedMlp:
         eps: float,
         num_k: int,
         size: int,
+        block: int,
         isa: str,
         /,
     ) -> None: ...
@@ -97,6 +111,7 @@ def rotary_and_store(
     v_scale: int,
     q_out: int,
 ) -> bool: ...
+def rotate_channels(signs: int, mix: int, size: int, block: int, x: int, lines: int, columns: bool, /) -> None: ...
 
 class LayerOps:
     def __init__(self, isa: str) -> None: ...
@@ -113,7 +128,7 @@ class LayerOps:
         out: int,
         /,
     ) -> None: ...
-    def silu_and_mul(self, gate_up: int, num_rows: int, size: int, out: int, /) -> None: ...
+    def silu_and_mul(self, gate_up: int, num_rows: int, size: int, block: int, out: int, /) -> None: ...
     def gather_rows(
         self, table: int, storage: str, num_rows: int, size: int, ids: int, num_ids: int, out: int, /
     ) -> None: ...

@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
+from antiphon.kernels.ops import Weight, stored
+
 if TYPE_CHECKING:
     from antiphon.kernels import _native
 
@@ -87,7 +89,7 @@ def set_num_threads(num_threads: int) -> None:
     extension().set_num_threads(num_threads)
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None = None, storage: Storage = "float32") -> NativePackedLinear:
+def pack_linear(weight: Weight, bias: Tensor | None = None, storage: Storage = "float32") -> NativePackedLinear:
     """Packs `weight [N, K]` (float32, bfloat16 or float16, on the CPU) and `bias [N]` for the native linear kernel.
 
     `storage` is what the packed weight is kept in: float32 (exact), or bfloat16 (half the bytes, rounded to nearest
@@ -191,9 +193,9 @@ def overlap(left: Tensor, right: Tensor) -> bool:
     return starts_before_end and right.data_ptr() < left.data_ptr() + left.nbytes
 
 
-def check_weight(weight: Tensor, bias: Tensor | None) -> None:
+def check_weight(weight: Weight, bias: Tensor | None) -> None:
     """TypeError or ValueError unless these are a weight `[N, K]` and a bias `[N]` that can be packed."""
-    for name, tensor, dims in (("weight", weight, 2), ("bias", bias, 1)):
+    for name, tensor, dims in (("weight", stored(weight), 2), ("bias", bias, 1)):
         if tensor is None:
             continue
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16) or tensor.device.type != "cpu":
@@ -208,6 +210,12 @@ def check_weight(weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"bias is {tuple(bias.shape)}; weight {tuple(weight.shape)} needs ({weight.shape[0]},)")
 
 
+def check_block(block: int, size: int) -> None:
+    """ValueError unless `block` is a power of two that divides `size`."""
+    if block < 1 or block & (block - 1) or size % block:
+        raise ValueError(f"block is {block}; it must be a power of two that divides {size}")
+
+
 def float32_copy(vector: Tensor) -> Tensor:
     """A contiguous float32 copy, for a kernel to keep."""
     return vector.detach().to(torch.float32).contiguous().clone()
@@ -216,8 +224,10 @@ def float32_copy(vector: Tensor) -> Tensor:
 Rows = Callable[[int, int], Tensor]
 
 
-def rows_of(weight: Tensor) -> Rows:
+def rows_of(weight: Weight) -> Rows:
     """Rows `[first, end)` of a weight in float32, contiguous."""
+    if not isinstance(weight, Tensor):
+        return weight.rows
     return lambda first, end: weight.detach()[first:end].to(torch.float32).contiguous()
 
 

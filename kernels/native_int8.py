@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels import native
+from antiphon.kernels.ops import ONE_PLANE, Planes, Weight
 
 if TYPE_CHECKING:
     from antiphon.kernels import _native
 
 
-def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Linear:
-    """Quantises and packs `weight [N, K]` (float32, bfloat16 or float16, on the CPU) and `bias [N]`.
+def pack_int8_linear(weight: Weight, bias: Tensor | None = None, planes: Planes = ONE_PLANE) -> NativeInt8Linear:
+    """Quantises and packs `weight [N, K]` (float32, bfloat16 or float16, on the CPU) and `bias [N]`, with second
+    `planes` where they are asked for.
 
     Beside weight and packed weight at most 512 rows in float32 are held. TypeError or ValueError for anything else, for
     K over 65,536 and for a weight with values that are not finite; RuntimeError when the extension is not there.
@@ -29,16 +31,11 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None = None) -> NativeInt8Li
     if reason is not None:
         raise RuntimeError(reason)
     _check_weight(weight, bias)
-    packed = pack_int8_rows(native.rows_of(weight), tuple(weight.shape), native.isa())
+    rows, shape, isa = native.rows_of(weight), tuple(weight.shape), native.isa()
+    packed = pack_int8_rows(rows, shape, isa)
+    fine = pack_int8_rows(_remainder_of(rows), shape, isa) if planes.weight else None
     kept_bias = None if bias is None else native.float32_copy(bias)
-    return NativeInt8Linear(
-        packed.panels,
-        packed.scales,
-        kept_bias,
-        num_k=weight.shape[1],
-        max_absolute_sum=packed.max_absolute_sum,
-        isa=native.isa(),
-    )
+    return NativeInt8Linear(packed, kept_bias, fine=fine, fine_x=planes.activations, num_k=weight.shape[1], isa=isa)
 
 
 @dataclass(frozen=True)
@@ -70,26 +67,51 @@ def pack_int8_rows(rows_of: native.Rows, shape: tuple[int, ...], isa: str) -> Pa
     return PackedInt8(panels, scales, max_absolute_sum)
 
 
+def _remainder_of(rows: native.Rows) -> native.Rows:
+    """What quantising rows leaves of them."""
+
+    def remainder(first: int, end: int) -> Tensor:
+        left = rows(first, end).clone()
+        native.extension().int8_remainder(left.data_ptr(), *left.shape)
+        return left
+
+    return remainder
+
+
 class NativeInt8Linear:
     """`y = x @ weight^T (+ bias) (+ residual)` on a weight packed by `pack_int8_linear`; x and y float32. Immutable.
+    Products with second planes (csrc/cpu/int8_planes.h) are made first, and added as a residual is.
 
     `levels` is how many steps an activation has on either side of zero.
     """
 
     def __init__(
-        self, panels: Tensor, scales: Tensor, bias: Tensor | None, *, num_k: int, max_absolute_sum: int, isa: str
+        self,
+        weight: PackedInt8,
+        bias: Tensor | None,
+        *,
+        fine: PackedInt8 | None = None,
+        fine_x: bool = False,
+        num_k: int,
+        isa: str,
     ) -> None:
         self.in_features = num_k
-        self.out_features = scales.shape[0]
+        self.out_features = weight.scales.shape[0]
         self.isa = isa
-        self._kept = (panels, scales, bias)  # keeps the memory alive that the kernel's addresses point to
+        planes = [weight] if fine is None else [weight, fine]
+        addresses = [(plane.panels.data_ptr(), plane.scales.data_ptr(), plane.max_absolute_sum) for plane in planes]
+        tensors = [tensor for plane in planes for tensor in (plane.panels, plane.scales)]
+        self._kept = (*tensors, bias)  # keeps the memory alive that the kernel's addresses point to
+        panels, scales, max_absolute_sum = addresses[0]
         self._kernel: _native.Int8Linear = native.extension().Int8Linear(
-            panels.data_ptr(),
-            scales.data_ptr(),
+            panels,
+            scales,
             0 if bias is None else bias.data_ptr(),
             self.out_features,
             num_k,
             max_absolute_sum,
+            *(addresses[1] if fine is not None else (0, 0, 0)),
+            fine_x,
             isa,
         )
         self.levels = self._kernel.levels
@@ -141,7 +163,7 @@ def _check_operand(name: str, operand: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name} is {tuple(operand.shape)}; it must be {shape}")
 
 
-def _check_weight(weight: Tensor, bias: Tensor | None) -> None:
+def _check_weight(weight: Weight, bias: Tensor | None) -> None:
     native.check_weight(weight, bias)
     most = native.extension().MAX_INT8_LINEAR_K
     if weight.shape[1] > most:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels import native
+from antiphon.kernels.rotation import Rotation
 
 if TYPE_CHECKING:
     from antiphon.kernels import _native
@@ -65,7 +66,7 @@ class LayerOps:
         self._kernels.rms_norm(x.data_ptr(), *rows, size, weight.data_ptr(), eps, out.data_ptr())
         return out
 
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_and_mul(self, gate_up: Tensor, block: int = 1) -> Tensor:
         """See `ops.SiluAndMul`; `gate_up` contiguous. TypeError or ValueError for anything else, before any work."""
         if gate_up.dtype is not torch.float32 or not gate_up.is_cpu:
             raise TypeError(f"gate_up is {_kind(gate_up)}; silu_and_mul takes float32 on the CPU")
@@ -73,9 +74,26 @@ class LayerOps:
         if len(shape) != 2 or shape[1] % 2 or not gate_up.is_contiguous():
             raise ValueError(f"gate_up is {_layout(gate_up)}; need contiguous [tokens, 2 * size]")
         num_tokens, size = shape[0], shape[1] // 2
+        native.check_block(block, size)
         out = native.advised(gate_up.new_empty(num_tokens, size))
-        self._kernels.silu_and_mul(gate_up.data_ptr(), num_tokens, size, out.data_ptr())
+        self._kernels.silu_and_mul(gate_up.data_ptr(), num_tokens, size, block, out.data_ptr())
         return out
+
+    def rotate_channels(self, x: Tensor, rotation: Rotation, columns: bool = False) -> Tensor:
+        """See `ops.RotateChannels`; every row or column by itself, bitwise. TypeError or ValueError, before any work,
+        for another x."""
+        if x.dtype is not torch.float32 or not x.is_cpu:
+            raise TypeError(f"x is {_kind(x)}; rotate_channels takes float32 on the CPU")
+        axis = 0 if columns else 1
+        if x.dim() != 2 or x.shape[axis] != rotation.size or not x.is_contiguous():
+            raise ValueError(f"x is {_layout(x)}; need contiguous, with {rotation.size} along axis {axis}")
+        native.check_block(rotation.block, rotation.size)
+        signs, mix = (None if part is None else part.float().contiguous() for part in (rotation.signs, rotation.mix))
+        addresses = [0 if part is None else part.data_ptr() for part in (signs, mix)]
+        native.extension().rotate_channels(
+            *addresses, rotation.size, rotation.block, x.data_ptr(), x.shape[1 - axis], columns
+        )
+        return x
 
     def embedding(self, table: Tensor, token_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """See `ops.Embedding`; exact. The table float32 or bfloat16, `dtype` float32.

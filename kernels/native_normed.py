@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels import native, native_int8
-from antiphon.kernels.ops import KernelContext, Norm
+from antiphon.kernels.ops import KernelContext, Norm, Weight
 
 if TYPE_CHECKING:
     from antiphon.kernels import _native
@@ -27,7 +27,7 @@ def reason(context: KernelContext) -> str | None:
     return None if native.isa() == "amx" else f"is for AMX tiles; {native.isa()} runs one operation after the other"
 
 
-def pack_normed_linear(norm: Norm, weight: Tensor, bias: Tensor | None) -> NativeNormedLinear:
+def pack_normed_linear(norm: Norm, weight: Weight, bias: Tensor | None) -> NativeNormedLinear:
     """Packs `weight [out, in]` (float32, bfloat16 or float16, on the CPU) as bfloat16, with `bias [out]`.
 
     Beside weight and packed weight at most 512 rows in float32 are held. TypeError or ValueError for anything else.
@@ -37,7 +37,7 @@ def pack_normed_linear(norm: Norm, weight: Tensor, bias: Tensor | None) -> Nativ
     return NativeNormedLinear(norm, packed, bias, shape=tuple(weight.shape))
 
 
-def pack_int8_normed_linear(norm: Norm, weight: Tensor, bias: Tensor | None) -> NativeNormedLinear:
+def pack_int8_normed_linear(norm: Norm, weight: Weight, bias: Tensor | None) -> NativeNormedLinear:
     """As `pack_normed_linear`, quantised to int8 with a scale for each row. ValueError also for a weight that is not
     finite."""
     _check(norm, weight, bias)
@@ -45,24 +45,27 @@ def pack_int8_normed_linear(norm: Norm, weight: Tensor, bias: Tensor | None) -> 
     return NativeNormedLinear(norm, packed, bias, shape=tuple(weight.shape))
 
 
-def pack_gated_mlp(norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> NativeGatedMlp:
+def pack_gated_mlp(norm: Norm, gate: Weight, up: Weight, down: Weight, block: int = 1) -> NativeGatedMlp:
     """Packs `gate, up [size, in]` and `down [in, size]` (float32, bfloat16 or float16, on the CPU) as bfloat16.
 
-    Beside weights and packed weights at most 512 rows in float32 are held. TypeError or ValueError for anything else.
+    Beside weights and packed weights at most 512 rows in float32 are held. TypeError or ValueError for anything else,
+    and for a block over 1, which int8 alone has.
     """
-    _check_mlp(norm, gate, up, down)
+    _check_mlp(norm, gate, up, down, block)
+    if block != 1:
+        raise ValueError(f"block is {block}; with bfloat16 weights it must be 1")
     wide = native.pack_rows(_interleaved(gate, up), _wide_shape(gate), "bfloat16", native.isa())
     narrow = native.pack_rows(native.rows_of(down), tuple(down.shape), "bfloat16", native.isa())
     return NativeGatedMlp(norm, wide, narrow, size=gate.shape[0])
 
 
-def pack_int8_gated_mlp(norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> NativeGatedMlp:
+def pack_int8_gated_mlp(norm: Norm, gate: Weight, up: Weight, down: Weight, block: int = 1) -> NativeGatedMlp:
     """As `pack_gated_mlp`, quantised to int8 with a scale for each row. ValueError also for a weight that is not
     finite."""
-    _check_mlp(norm, gate, up, down)
+    _check_mlp(norm, gate, up, down, block)
     wide = native_int8.pack_int8_rows(_interleaved(gate, up), _wide_shape(gate), native.isa())
     narrow = native_int8.pack_int8_rows(native.rows_of(down), tuple(down.shape), native.isa())
-    return NativeGatedMlp(norm, wide, narrow, size=gate.shape[0])
+    return NativeGatedMlp(norm, wide, narrow, size=gate.shape[0], block=block)
 
 
 class NativeNormedLinear:
@@ -100,10 +103,10 @@ class NativeNormedLinear:
 
 
 class NativeGatedMlp:
-    """`x + (silu(n @ gate.T) * (n @ up.T)) @ down.T`, n being `norm(x)`, on weights packed by `pack_gated_mlp`.
-    Immutable."""
+    """`x + h(silu(n @ gate.T) * (n @ up.T)) @ down.T`, n being `norm(x)`, on weights packed by `pack_gated_mlp`; see
+    `ops.PackGatedMlp`. Immutable."""
 
-    def __init__(self, norm: Norm, gate_up: Packed, down: Packed, *, size: int) -> None:
+    def __init__(self, norm: Norm, gate_up: Packed, down: Packed, *, size: int, block: int = 1) -> None:
         self.in_features, self.size = norm.weight.shape[0], size
         kept_norm = native.float32_copy(norm.weight)
         self._kept = (gate_up, down, kept_norm)  # keeps the memory alive that the kernel's addresses point to
@@ -114,6 +117,7 @@ class NativeGatedMlp:
             norm.eps,
             self.in_features,
             size,
+            block,
             native.isa(),
         )
 
@@ -141,7 +145,7 @@ def _check_x(x: Tensor, features: int) -> None:
         raise ValueError(f"x is {tuple(x.shape)} with strides {x.stride()}; need contiguous [tokens, {features}]")
 
 
-def _check(norm: Norm, weight: Tensor, bias: Tensor | None) -> None:
+def _check(norm: Norm, weight: Weight, bias: Tensor | None) -> None:
     native.check_weight(weight, bias)
     if norm.weight.shape != weight.shape[1:]:
         raise ValueError(f"the norm's weight is {tuple(norm.weight.shape)}; weight is {tuple(weight.shape)}")
@@ -150,7 +154,7 @@ def _check(norm: Norm, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"weight is {tuple(weight.shape)}; this kernel takes at most {most} inputs")
 
 
-def _check_mlp(norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> None:
+def _check_mlp(norm: Norm, gate: Weight, up: Weight, down: Weight, block: int) -> None:
     _check(norm, gate, None)
     native.check_weight(up, None)
     native.check_weight(down, None)
@@ -159,9 +163,10 @@ def _check_mlp(norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> None:
     most = native.extension().MAX_INT8_LINEAR_K
     if gate.shape[0] > most:
         raise ValueError(f"gate is {tuple(gate.shape)}; down takes at most {most} inputs")
+    native.check_block(block, gate.shape[0])
 
 
-def _wide_shape(gate: Tensor) -> tuple[int, int]:
+def _wide_shape(gate: Weight) -> tuple[int, int]:
     """Of gate and up together, the last panel whole."""
     return -(-gate.shape[0] // _PANEL_ROWS) * 2 * _PANEL_ROWS, gate.shape[1]
 
@@ -177,13 +182,13 @@ def _addresses(packed: Packed) -> tuple[int, int, int]:
     return packed.panels.data_ptr(), packed.scales.data_ptr(), packed.max_absolute_sum
 
 
-def _interleaved(gate: Tensor, up: Tensor) -> native.Rows:
+def _interleaved(gate: Weight, up: Weight) -> native.Rows:
     """Rows of the two in panels, 16 of gate and the same 16 of up; what the last panel lacks is zeros."""
 
-    def panels_of(weight: Tensor, first: int, end: int) -> Tensor:
+    def panels_of(weight: Weight, first: int, end: int) -> Tensor:
         rows = torch.zeros(end - first, weight.shape[1])
-        there = weight.detach()[first:end]
-        rows[: there.shape[0]] = there
+        num_rows = min(end, weight.shape[0]) - first
+        rows[:num_rows] = native.rows_of(weight)(first, first + num_rows)
         return rows.view(-1, _PANEL_ROWS, weight.shape[1])
 
     def rows(first: int, end: int) -> Tensor:

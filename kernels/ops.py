@@ -6,13 +6,14 @@ token's place in that second axis, and pages that follow each other are one view
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from antiphon.kernels.attention_plan import AttentionPlan as AttentionPlan
+from antiphon.kernels.rotation import Rotation
 
 OPERATIONS = (
     "embedding",
@@ -21,6 +22,7 @@ OPERATIONS = (
     "rotary_and_store",
     "paged_attention",
     "silu_and_mul",
+    "rotate_channels",
     "normed_linear",
     "gated_mlp",
     "copy_pages",
@@ -58,6 +60,51 @@ class LayerCache:
     v_scale: Tensor | None = None
 
 
+class RotateChannels(Protocol):
+    """`x [rows, size] @ R` in place or, with `columns`, `R.T @ x [size, columns]`; x float32, contiguous. Returns x."""
+
+    def __call__(self, x: Tensor, rotation: Rotation, columns: bool = False) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RotatedWeight:
+    """`(weight * gain) @ R`, made some rows at a time as it is packed: `weight [out, in]`, `gain [in]`."""
+
+    weight: Tensor
+    gain: Tensor
+    rotation: Rotation
+    rotate: RotateChannels
+
+    @property
+    def shape(self) -> torch.Size:
+        """`[out, in]`."""
+        return self.weight.shape
+
+    def rows(self, first: int, end: int) -> Tensor:
+        """Rows `[first, end)` in float32, contiguous."""
+        return self.rotate(self.weight.detach()[first:end].float() * self.gain.float(), self.rotation)
+
+
+Weight = Tensor | RotatedWeight
+
+
+def stored(weight: Weight) -> Tensor:
+    """The tensor behind a weight, for checks of its dtype, device and shape."""
+    return weight if isinstance(weight, Tensor) else weight.weight
+
+
+def whole(weight: Weight) -> Tensor:
+    """A weight as one tensor."""
+    return weight if isinstance(weight, Tensor) else weight.rows(0, weight.shape[0])
+
+
+def stacked(first: Weight, second: Weight) -> Weight:
+    """Rows of the first, then of the second; both rotated alike, or neither."""
+    if isinstance(first, Tensor) or isinstance(second, Tensor):
+        return torch.cat([whole(first), whole(second)])
+    return replace(first, weight=torch.cat([first.weight, second.weight]))
+
+
 class PackedLinear(Protocol):
     """A weight `[out, in]` in the form its kernel reads, with its bias."""
 
@@ -76,11 +123,25 @@ class Embedding(Protocol):
     def __call__(self, table: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class Planes:
+    """Which factors of an int8 product have a second plane: what rounding to 8 bits leaves of them, in int8 again, so
+    that they have some 15 bits. Each is a product more; one of the weight is its bytes again, one of the activations
+    is not made where they have more than 8 bits anyway."""
+
+    weight: bool = False
+    activations: bool = False
+
+
+ONE_PLANE = Planes()
+
+
 class PackLinear(Protocol):
     """Operation `linear`: packs `weight [out, in]` and `bias [out]` once; the original is not kept. The weight comes in
-    the context's weight dtype, where that is int8 in float32 or bfloat16, to be quantised by the kernel."""
+    the context's weight dtype, where that is int8 in float32 or bfloat16, to be quantised by the kernel, as `planes`
+    says; nothing else has planes."""
 
-    def __call__(self, weight: Tensor, bias: Tensor | None) -> PackedLinear: ...
+    def __call__(self, weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear: ...
 
 
 class RmsNorm(Protocol):
@@ -114,9 +175,10 @@ class PagedAttention(Protocol):
 
 
 class SiluAndMul(Protocol):
-    """`gate_up [tokens, 2 * size]` → `silu(gate) * up`, `[tokens, size]`."""
+    """`gate_up [tokens, 2 * size]` → `silu(gate) * up`, `[tokens, size]`; with a `block` over 1, every `block` of its
+    values, a power of two that divides size, times the Walsh-Hadamard matrix over sqrt(block)."""
 
-    def __call__(self, gate_up: Tensor) -> Tensor: ...
+    def __call__(self, gate_up: Tensor, block: int = 1) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,15 +204,15 @@ class PackNormedLinear(Protocol):
     """Operation `normed_linear`: packs `weight [out, in]` and `bias [out]` as `linear` does, for
     `norm(x) @ weight.T + bias`. What the norm gives may be rounded to what the product takes."""
 
-    def __call__(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedBlock: ...
+    def __call__(self, norm: Norm, weight: Weight, bias: Tensor | None) -> PackedBlock: ...
 
 
 class PackGatedMlp(Protocol):
     """Operation `gated_mlp`: packs `gate, up [size, in]` and `down [in, size]` as `linear` does, for
-    `x + (silu(n @ gate.T) * (n @ up.T)) @ down.T` with n = `norm(x)`. What is between the two products may be rounded
-    to bfloat16."""
+    `x + h(silu(n @ gate.T) * (n @ up.T)) @ down.T` with n = `norm(x)`, h being what `silu_and_mul` does with a `block`.
+    What is between the two products may be rounded to bfloat16, before h and after it."""
 
-    def __call__(self, norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> PackedBlock: ...
+    def __call__(self, norm: Norm, gate: Weight, up: Weight, down: Weight, block: int = 1) -> PackedBlock: ...
 
 
 class CopyPages(Protocol):
@@ -186,6 +248,7 @@ class KernelSet:
     rotary_and_store: RotaryAndStore
     paged_attention: PagedAttention
     silu_and_mul: SiluAndMul
+    rotate_channels: RotateChannels
     normed_linear: PackNormedLinear | None
     gated_mlp: PackGatedMlp | None
     copy_pages: CopyPages

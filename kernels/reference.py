@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.attention_plan import AttentionPlan, Run
-from antiphon.kernels.ops import KernelContext, LayerCache, PackedLinear
+from antiphon.kernels.ops import ONE_PLANE, KernelContext, LayerCache, PackedLinear, Planes, Weight, whole
+from antiphon.kernels.rotation import Rotation
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,9 @@ def linear_reason(context: KernelContext) -> str | None:
     return None
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
     """See `ops.PackLinear`."""
-    return PlainLinear(weight, bias)
+    return PlainLinear(whole(weight), bias)
 
 
 def embedding(table: Tensor, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -116,10 +117,28 @@ def paged_attention(q: Tensor, cache: LayerCache, plan: AttentionPlan) -> Tensor
     return out.reshape(num_tokens, num_heads * head_dim)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def silu_and_mul(gate_up: Tensor, block: int = 1) -> Tensor:
     """See `ops.SiluAndMul`."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    return hadamard(torch.nn.functional.silu(gate) * up, block)
+
+
+def hadamard(x: Tensor, block: int) -> Tensor:
+    """`x [..., size]`, every `block` of values times its Walsh-Hadamard matrix over sqrt(block), in the order of
+    csrc/cpu/hadamard.h: in float32 the same bits."""
+    step = block // 2
+    wide = x.float()
+    while step > 0:
+        first, second = wide.reshape(*x.shape[:-1], -1, 2, step).unbind(-2)
+        wide = torch.stack([first + second, first - second], dim=-2).view(x.shape)
+        step //= 2
+    return (wide * (1 / torch.tensor(float(block)).sqrt())).to(x.dtype)
+
+
+def rotate_channels(x: Tensor, rotation: Rotation, columns: bool = False) -> Tensor:
+    """See `ops.RotateChannels`. In float64."""
+    matrix = rotation.matrix()
+    return x.copy_(matrix.T @ x.double() if columns else x.double() @ matrix)
 
 
 def copy_pages(pool: Tensor, page_tokens: int, source: list[int], target: list[int]) -> None:

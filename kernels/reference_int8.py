@@ -6,12 +6,13 @@ same bits on forms with the same levels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from antiphon.kernels.ops import PackedLinear
+from antiphon.kernels.native import Rows, rows_of
+from antiphon.kernels.ops import ONE_PLANE, PackedLinear, Planes, Weight, stored
 
 MAX_WEIGHT = 127
 WIDE_LEVELS = 32767  # of an activation kept in int16
@@ -56,22 +57,31 @@ def quantize_activations(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Int8PlainLinear:
-    """A quantised weight `[out, in]` row-major with its scales `[out]` and the activations' levels."""
+    """A quantised weight `[out, in]` row-major with its scales `[out]` and the activations' levels; `fine` has what
+    that leaves of the weight, `fine_x` stands for a second plane of x where levels are few: csrc/cpu/int8_planes.h."""
 
     weight: Tensor
     scale: Tensor
     bias: Tensor | None
     levels: int
+    fine: Int8PlainLinear | None = None
+    fine_x: bool = False
 
     @property
     def num_bytes(self) -> int:
         """Bytes held, scales and bias included."""
-        return self.weight.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        own = self.weight.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return own + (0 if self.fine is None else self.fine.num_bytes)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`x [..., in]` to `[..., out]`, `x @ weight.T + bias (+ residual)`, in x's dtype."""
+        if self.fine is not None:
+            residual = self.fine(x, residual)
         rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
         quantized, x_scale = quantize_activations(rows, self.levels)
+        if self.fine_x and self.levels <= MAX_WEIGHT:
+            left = torch.where(quantized.any(1, keepdim=True), rows - quantized.float() * x_scale[:, None], 0.0)
+            residual = replace(self, bias=None, fine=None, fine_x=False)(left.view(x.shape), residual)
         out = torch.empty(rows.shape[0], self.weight.shape[0], device=x.device)
         for first in range(0, self.weight.shape[0], _STRIP_ROWS):
             strip = slice(first, first + _STRIP_ROWS)
@@ -83,14 +93,26 @@ class Int8PlainLinear:
         return (out if residual is None else out.add_(residual)).to(x.dtype)
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
     """See `ops.PackLinear`. Quantises in strips, so that no whole fp32 copy is held."""
-    quantized = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scale = torch.empty(weight.shape[0], device=weight.device)
+    rows = rows_of(weight)
+    fine = _plane(weight, lambda first, end: _remainder(rows(first, end)), None) if planes.weight else None
+    return replace(_plane(weight, rows, bias), fine=fine, fine_x=planes.activations)
+
+
+def _remainder(rows: Tensor) -> Tensor:
+    quantized, scale = quantize_rows(rows)
+    return rows - quantized * scale[:, None]
+
+
+def _plane(weight: Weight, rows: Rows, bias: Tensor | None) -> Int8PlainLinear:
+    device = stored(weight).device
+    quantized = torch.empty(weight.shape, dtype=torch.int8, device=device)
+    scale = torch.empty(weight.shape[0], device=device)
     max_absolute_sum = 0
     for first in range(0, weight.shape[0], _STRIP_ROWS):
         strip = slice(first, first + _STRIP_ROWS)
-        quantized[strip], scale[strip] = quantize_rows(weight[strip])
+        quantized[strip], scale[strip] = quantize_rows(rows(first, min(first + _STRIP_ROWS, weight.shape[0])))
         sums = quantized[strip].abs().sum(1, dtype=torch.int64)
         max_absolute_sum = max(max_absolute_sum, int(sums.max()))
     kept_bias = None if bias is None else bias.to(torch.float32)

@@ -23,7 +23,7 @@ from antiphon.kernels import (
     reference_int8,
     torch_cpu,
 )
-from antiphon.kernels.ops import OPERATIONS, KernelContext, KernelSet, PackedLinear
+from antiphon.kernels.ops import ONE_PLANE, OPERATIONS, KernelContext, KernelSet, PackedLinear, Planes, Weight
 
 Reason = Callable[[KernelContext], str | None]
 
@@ -76,6 +76,7 @@ def candidates(operation: str) -> tuple[Candidate, ...]:
             Candidate("torch_flash", _cpu_and(torch_cpu.attention_reason), torch_cpu.paged_attention),
         ),
         "silu_and_mul": (layer, Candidate("torch_cpu", _cpu_and(_serves), torch_cpu.silu_and_mul)),
+        "rotate_channels": (layer,),
         "normed_linear": _normed(native_normed.pack_normed_linear, native_normed.pack_int8_normed_linear),
         "gated_mlp": _normed(native_normed.pack_gated_mlp, native_normed.pack_int8_gated_mlp),
         "log_prob": (layer,),
@@ -171,8 +172,9 @@ def _bfloat16_reason(context: KernelContext) -> str | None:
     return f"serves bfloat16 weights only, asked for {context.weight_dtype}"
 
 
-def _native_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    return native.pack_linear(weight, bias, "bfloat16" if weight.dtype == torch.bfloat16 else "float32")
+def _native_linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
+    is_narrow = isinstance(weight, Tensor) and weight.dtype == torch.bfloat16
+    return native.pack_linear(weight, bias, "bfloat16" if is_narrow else "float32")
 
 
 def _serves(context: KernelContext) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear
+from antiphon.kernels.ops import ONE_PLANE, KernelSet, Norm, PackedBlock, PackedLinear, Planes, Weight
 
 Clock = Callable[[], float]
 
@@ -53,19 +53,19 @@ def timed(kernels: KernelSet, times: KernelTimes, clock: Clock) -> KernelSet:
 
         return run
 
-    def timed_packed(operation: str, weight: Tensor, packed: PackedLinear | PackedBlock) -> _Timed:
+    def timed_packed(operation: str, weight: Weight, packed: PackedLinear | PackedBlock) -> _Timed:
         return _Timed(packed, wrap(f"{operation} {weight.shape[0]}x{weight.shape[1]}", packed))
 
-    def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-        return timed_packed("linear", weight, kernels.linear(weight, bias))
+    def pack(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
+        return timed_packed("linear", weight, kernels.linear(weight, bias, planes))
 
-    def pack_normed_linear(norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedBlock:
+    def pack_normed_linear(norm: Norm, weight: Weight, bias: Tensor | None) -> PackedBlock:
         assert kernels.normed_linear is not None
         return timed_packed("normed_linear", weight, kernels.normed_linear(norm, weight, bias))
 
-    def pack_mlp(norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> PackedBlock:
+    def pack_mlp(norm: Norm, gate: Weight, up: Weight, down: Weight, block: int = 1) -> PackedBlock:
         assert kernels.gated_mlp is not None
-        return timed_packed("gated_mlp", gate, kernels.gated_mlp(norm, gate, up, down))
+        return timed_packed("gated_mlp", gate, kernels.gated_mlp(norm, gate, up, down, block))
 
     run_log_prob = wrap("log_prob", kernels.log_prob)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from antiphon.kernels.attention_plan import AttentionPlan, AttentionRow, Run
-from antiphon.kernels.ops import KernelContext, LayerCache, PackedLinear
-from antiphon.kernels.reference import gather_runs, rotate, stored_form
+from antiphon.kernels.ops import ONE_PLANE, KernelContext, LayerCache, PackedLinear, Planes, Weight, whole
+from antiphon.kernels.reference import gather_runs, hadamard, rotate, stored_form
 
 # oneDNN lays a weight out for an expected number of rows; it serves any number.
 _EXPECTED_ROWS = 256
@@ -46,8 +46,9 @@ def bf16_is_fast() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+def linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
     """See `ops.PackLinear`."""
+    weight = whole(weight)
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _EXPECTED_ROWS)
     return OneDnnLinear(packed, bias, weight.nbytes + (0 if bias is None else bias.nbytes))
 
@@ -75,10 +76,11 @@ def rotary_and_store(
     return rotate(q, cos, sin)
 
 
-def silu_and_mul(gate_up: Tensor) -> Tensor:
+def silu_and_mul(gate_up: Tensor, block: int = 1) -> Tensor:
     """See `ops.SiluAndMul`."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate).mul_(up)
+    gated = torch.nn.functional.silu(gate).mul_(up)
+    return gated if block == 1 else hadamard(gated, block)
 
 
 def attention_reason(context: KernelContext) -> str | None:

@@ -8,27 +8,28 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from antiphon.engine.batch import Phase
 from antiphon.engine.errors import AbortedError, AntiphonError, CapacityError, InputError
 from antiphon.engine.eviction import FurthestNextUse
-from antiphon.engine.grammar import GrammarState
 from antiphon.engine.pages import num_pages_for
 from antiphon.engine.prefix_store import Prefix, PrefixStore
 from antiphon.engine.random_numbers import row_identity
 from antiphon.engine.runner import ModelRunner, StepOutput
-from antiphon.engine.sampler import Sampled, SampleRow, sample
+from antiphon.engine.sampler import Sampled
 from antiphon.scheduler.admission import Admission
 from antiphon.scheduler.counters import Counters
 from antiphon.scheduler.plan import Piece, cut_pieces, num_scores, plan_batch
 from antiphon.scheduler.residency import Post, Residency, Tiers, own_thread
 from antiphon.scheduler.row import FinishReason, Row, RowKind
+from antiphon.scheduler.speculation import Speculator
+from antiphon.scheduler.verification import Verification, sample_verified
 from antiphon.scheduler.waiting import Waiting
 
 Eviction = Literal["sweep", "lru"]
+# Told of each step: its phase and pieces, when it started, and how many rows are live after it.
+OnStep = Callable[[Phase, Sequence[Piece], float, int], None]
 
 # After this many steps for other kinds of rows, a less urgent kind gets one: nothing starves.
 _AGEING_STEPS = 16
@@ -51,6 +52,7 @@ class Lane:
         step_tokens: int,
         tiers: Tiers | None = None,
         eviction: Eviction = "sweep",
+        speculation: bool = True,
         clock: Callable[[], float] = time.monotonic,
         executor: Callable[[str], Executor] = own_thread,
     ) -> None:
@@ -61,6 +63,8 @@ class Lane:
         self._eos_ids = eos_ids
         self._step_tokens = step_tokens
         self.counters = Counters()
+        self.speculator = Speculator(self.counters, speculation)
+        self.on_step: OnStep | None = None
         self._waiting = Waiting()
         self._clock = clock
         self.residency = Residency(
@@ -143,20 +147,30 @@ class Lane:
         if picked is None:
             self._fail_stalled()
             return False
-        phase, pieces = picked
         self.num_steps += 1
+        self._run(*picked)
+        return True
+
+    def _run(self, phase: Phase, pieces: list[Piece]) -> None:
+        """One batch, and what its rows make of it."""
         self._age(pieces[0].row.kind)
         started = self._clock()
         try:
+            pieces = self.speculator.draft(phase, pieces, self._step_tokens)
+            launched = self._clock()
             output = self._runner.launch(plan_batch(phase, pieces)).result()
+            seconds = self._clock() - launched
             if phase is Phase.READ:
-                seconds = self._clock() - started
                 self.residency.measured_read(sum(piece.num_tokens for piece in pieces), seconds)
+            self.speculator.measured(phase, pieces, seconds)
             self._commit(phase, pieces, output)
         except Exception as error:  # one bad batch must not end the others' rows
-            for piece in pieces:
-                self._fail(piece.row, error)
-        return True
+            self._fail_all([piece.row for piece in pieces], error)
+        if phase is Phase.DECODE:
+            self.counters.decode_steps += 1
+            self.counters.decode_seconds += self._clock() - started
+        if self.on_step is not None:
+            self.on_step(phase, pieces, started, sum(map(len, self._live.values())))
 
     def resume(self, row: Row) -> None:
         """A gate's decision: the row goes on with the first token it sampled."""
@@ -178,9 +192,7 @@ class Lane:
 
     def abort(self, rows: Sequence[Row], error: AbortedError | None = None) -> None:
         """Ends these rows, wherever they are."""
-        for row in rows:
-            if not row.future.done():
-                self._fail(row, error or AbortedError("the row was aborted"))
+        self._fail_all(rows, error or AbortedError("the row was aborted"))
 
     def abort_all(self, error: AbortedError) -> None:
         """Ends every row, even where the pages' books are wrong by now."""
@@ -255,7 +267,8 @@ class Lane:
 
     def _commit(self, phase: Phase, pieces: Sequence[Piece], output: StepOutput) -> None:
         scores = output.scores.tolist()
-        sampling: list[Row] = []
+        checks: list[Verification] = []
+        num_logits = 0
         for piece in pieces:
             row = piece.row
             count = num_scores(piece)
@@ -268,26 +281,20 @@ class Lane:
             if completes and phase is Phase.READ:
                 self._finish(row, FinishReason.READ)
             elif completes:
-                sampling.append(row)
-        if sampling:
-            self._sample(sampling, output.logits)
+                checks.append(Verification(piece, num_logits))
+                num_logits += 1 + len(piece.draft)
+        self._sample(checks, output.logits)
 
-    def _sample(self, rows: Sequence[Row], logits: torch.Tensor) -> None:
-        masks: dict[object, NDArray[np.bool_]] = {}
-        requests = [
-            SampleRow(
-                row.params,
-                row.token_ids,
-                row.new_token_ids,
-                row.identity,
-                len(row.token_ids),
-                None if row.grammar is None else _shared_mask(masks, row.grammar),
-            )
-            for row in rows
-        ]
-        sampled_rows = sample(logits, requests, self._runner.kernels.peak)
-        for index, (row, sampled) in enumerate(zip(rows, sampled_rows, strict=True)):
-            self._take_sampled(row, sampled, logits[index])
+    def _sample(self, checks: Sequence[Verification], logits: torch.Tensor) -> None:
+        """Samples a token of each row, then another of those whose drafts are right so far, until none is."""
+        going = list(checks)
+        while going:
+            sampled_rows = sample_verified(logits, going, self._runner.kernels.peak)
+            for check, sampled in zip(going, sampled_rows, strict=True):
+                self._take_sampled(check.row, sampled, logits[check.logit])
+            going = [check for check in going if check.advance()]
+        for check in checks:
+            self.speculator.verified(check.piece, check.num_right)
 
     def _take_sampled(self, row: Row, sampled: Sampled, logits: torch.Tensor) -> None:
         if sampled.error is not None:
@@ -326,6 +333,8 @@ class Lane:
             row.logprobs += [0.0] * (len(taken) - 1)  # what the grammar forces is certain under it
         row.token_ids += taken
         row.new_token_ids += taken
+        if row.on_tokens is not None:
+            row.on_tokens(taken)
         if ends or (row.grammar is not None and row.grammar.finished):
             self._finish(row, FinishReason.STOP)
         elif len(row.new_token_ids) >= row.params.max_new_tokens:
@@ -362,6 +371,11 @@ class Lane:
             if not row.future.done():
                 row.future.set_exception(error)
 
+    def _fail_all(self, rows: Sequence[Row], error: Exception) -> None:
+        for row in rows:
+            if not row.future.done():
+                self._fail(row, error)
+
     def _forget(self, row: Row) -> None:
         for group in (self._live[row.kind], self._held):
             if row in group:
@@ -381,11 +395,3 @@ class Lane:
                     f"a corpus."
                 ),
             )
-
-
-def _shared_mask(masks: dict[object, NDArray[np.bool_]], grammar: GrammarState) -> NDArray[np.bool_]:
-    """One mask per distinct grammar state and step."""
-    key = grammar.key
-    if key not in masks:
-        masks[key] = grammar.allowed()
-    return masks[key]

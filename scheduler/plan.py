@@ -13,10 +13,18 @@ from antiphon.scheduler.row import Row
 
 @dataclass(frozen=True)
 class Piece:
-    """The next `num_tokens` pending tokens of a row."""
+    """The next `num_tokens` pending tokens of a row, and the `draft` behind them, which `match_tokens` of the text that
+    it quotes led to (`scheduler/speculation.py`)."""
 
     row: Row
     num_tokens: int
+    draft: tuple[int, ...] = ()
+    match_tokens: int = 0
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that are computed for it."""
+        return self.num_tokens + len(self.draft)
 
     @property
     def completes(self) -> bool:
@@ -49,9 +57,10 @@ def plan_batch(phase: Phase, pieces: Sequence[Piece]) -> Batch:
         last = first + piece.num_tokens
         offset = len(token_ids) - first
         token_ids += row.token_ids[first:last]
-        positions += range(first, last)
+        token_ids += piece.draft
+        positions += range(first, last + len(piece.draft))
         if piece.completes and phase is not Phase.READ:
-            logit_tokens.append(offset + last - 1)
+            logit_tokens += range(offset + last - 1, offset + last + len(piece.draft))
         for position in range(max(first, row.score_start - 1), min(last, row.score_stop - 1)):
             score_tokens.append(offset + position)
             score_targets.append(row.token_ids[position + 1])

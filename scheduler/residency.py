@@ -28,6 +28,8 @@ _MAX_LEAVING_BYTES = 256 << 20
 _LOOK_AHEAD = 2
 _RATE_WEIGHT = 0.2  # of the newest measurement in a running mean
 
+# Told of each movement, on the thread that moves: "fetch" or "put", when it started, and how many bytes it moved.
+OnMove = Callable[[str, float, int], None]
 Post = Callable[[Callable[[], None]], None]
 
 
@@ -96,6 +98,7 @@ class Residency:
         self._seconds_per_byte: float | None = None
         self._seconds_per_token: float | None = None
         self._clock = clock
+        self.on_move: OnMove | None = None
         self._fetcher, self._putter = executor("antiphon-fetch"), executor("antiphon-put")
         self.post: Post = lambda work: work()
         self.spare_pages = spare_pages(store.pool.num_pages)
@@ -199,6 +202,7 @@ class Residency:
         except Exception as caught:  # whatever went wrong, the prefix can be read again
             error = caught
         seconds = self._clock() - started
+        self._moved("fetch", started, num_bytes)
         self.post(partial(self._arrived, prefix, num_bytes, seconds, error))
 
     def _arrived(self, prefix: Prefix, num_bytes: int, seconds: float, error: Exception | None) -> None:
@@ -215,6 +219,8 @@ class Residency:
         self._store.restore(prefix, pages)
 
     def _read_again(self, prefix: Prefix) -> None:
+        if prefix.key not in self._unfetchable and self.knows(prefix.key):
+            self._counters.shards_cheaper_to_read += 1
         params = SamplingParams(max_new_tokens=0)
         row = Row(RowKind.READ, list(prefix.token_ids), params, prefix=prefix.parent, restores=prefix)
         self._moves.reading[prefix.key] = row
@@ -258,15 +264,22 @@ class Residency:
 
     def _put_now(self, tier: Tier | None, state: PrefixState) -> None:
         """On the putting thread: into `tier`, or (None) into the first one below the pool that takes it."""
+        started = self._clock()
         try:
             if tier is not None:
                 tier.put(state)
             else:
                 _put_below(self._tiers.below, state)
         except TierError:
+            self._moved("put", started, 0)
             self.post(partial(self._left, state.key, 1))
             raise
+        self._moved("put", started, state.num_bytes)
         self.post(partial(self._left, state.key, 0))
+
+    def _moved(self, kind: str, started: float, num_bytes: int) -> None:
+        if self.on_move is not None:
+            self.on_move(kind, started, num_bytes)
 
     def _left(self, key: bytes, num_failures: int) -> None:
         self._counters.tier_failures += num_failures

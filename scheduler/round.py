@@ -15,6 +15,7 @@ from antiphon.engine.prefix_store import Prefix
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.gate import Gate, GateOptions
+from antiphon.scheduler.quoted_text import QuotedText
 from antiphon.scheduler.row import FinishReason, Row, RowKind, RowResult
 
 
@@ -104,11 +105,13 @@ async def run_round(
 def _build_rows(client: LaneClient, request: RoundRequest) -> tuple[list[Row], list[Gate]]:
     """Rows query by query, then one baseline row per query where likelihoods are asked for (core thread)."""
     rows, gates = [], []
+    quoted = [_quoted_text(prefix) for prefix in request.prefixes]
     for suffix in request.suffixes:
         gate = Gate(request.gate, client.lane, request.abstain_ids, len(request.prefixes))
         gates.append(gate)
-        for prefix, lark in zip(request.prefixes, request.grammars, strict=True):
+        for prefix, lark, quotes in zip(request.prefixes, request.grammars, quoted, strict=True):
             row = _row(prefix, suffix, request)
+            row.quotes = quotes
             row.corpus = request.corpus
             row.grammar = None if lark is None else client.grammars.start(lark)
             if request.gate.kind != "none" or request.gate.num_readers is not None:
@@ -120,6 +123,11 @@ def _build_rows(client: LaneClient, request: RoundRequest) -> tuple[list[Row], l
             row.params = SamplingParams(max_new_tokens=0)
             rows.append(row)
     return rows, gates
+
+
+def _quoted_text(prefix: Prefix) -> QuotedText:
+    """The shard without the instructions before it."""
+    return QuotedText(prefix.token_ids[0 if prefix.parent is None else prefix.parent.num_tokens :])
 
 
 def _row(prefix: Prefix, suffix: WorkerSuffix, request: RoundRequest) -> Row:

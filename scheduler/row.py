@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -13,6 +13,7 @@ from antiphon.engine.batch import Phase
 from antiphon.engine.grammar import GrammarState
 from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.engine.sampling_params import SamplingParams
+from antiphon.scheduler.quoted_text import QuotedText
 
 
 class RowKind(IntEnum):
@@ -67,7 +68,9 @@ class Row:
     with the row and its first logits when its suffix is computed, and must hand it back with `Lane.resume` or
     `Lane.retire`, then or later. With an `owner` (a session) the lane keeps the pages for it when the row ends well.
     A read's `keep` declares its tokens as a prefix, whose state is also put into the saved tier with `save`; a read
-    that `restores` a prefix gives its pages to that one. `corpus` is whose sweep the row joins (`Waiting`).
+    that `restores` a prefix gives its pages to that one. `corpus` is whose sweep the row joins (`Waiting`). `quotes` is
+    what its reply is likely to quote: only how fast it decodes depends on it. `on_tokens` is told of new tokens as they
+    come, on the core's thread; it must not raise.
     `first_token_at` is `time.perf_counter()` when its suffix was computed and its first token sampled.
     """
 
@@ -88,6 +91,8 @@ class Row:
     restores: Prefix | None = None
     corpus: Hashable | None = None
     use_cached: bool = False
+    quotes: QuotedText | None = None
+    on_tokens: Callable[[Sequence[int]], None] | None = None
 
     phase: Phase = Phase.EXTEND
     identity: int = 0

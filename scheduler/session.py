@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from antiphon.engine.errors import AntiphonError, CapacityError
 from antiphon.engine.sampling_params import SamplingParams
+from antiphon.engine.stream_decoder import StreamDecoder
 from antiphon.engine.tokenizer import Tokenizer
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.row import FinishReason, Row, RowKind
@@ -49,8 +52,12 @@ class Session:
         """Adds tokens that the model is to read before its next turn."""
         self.token_ids += token_ids
 
-    async def generate(self, params: SamplingParams, grammar: str | None = None) -> Generation:
-        """Reads what was appended and generates one turn. An ended turn always ends with the end token."""
+    async def generate(
+        self, params: SamplingParams, grammar: str | None = None, on_text: Callable[[str], None] | None = None
+    ) -> Generation:
+        """Reads what was appended and generates one turn. An ended turn always ends with the end token. `on_text` is
+        called on this event loop with the text as it comes, in whole characters; all of it has come, and is
+        `Generation.text`, when this returns."""
         state = None if grammar is None else await self._client.call(lambda: self._client.grammars.start(grammar))
         if self._closed:  # from here on to the row's submission nothing is awaited, so that no row outlives a close
             raise AntiphonError("session: it was closed, open another")
@@ -62,7 +69,11 @@ class Session:
                 f"of {self._max_tokens} tokens. Ask for fewer new tokens, or start another session."
             )
         row = Row(RowKind.DRIVER, list(self.token_ids), params, grammar=state, owner=self, use_cached=True)
+        stream = None if on_text is None else TextStream(self._tokenizer, on_text)
+        row.on_tokens = None if stream is None else stream.post
         result = (await self._client.run_rows([row]))[0]
+        if stream is not None:
+            stream.finish()
         self.token_ids = list(result.token_ids)
         new_ids = list(result.new_token_ids)
         ended = bool(new_ids) and new_ids[-1] in self._tokenizer.eos_ids
@@ -85,3 +96,33 @@ class Session:
         if not self._closed:
             self._closed = True
             self._client.core.call(lambda: self._client.lane.drop_kept(self))
+
+
+class TextStream:
+    """From a row's tokens on the core's thread to text on the event loop that made this."""
+
+    def __init__(self, tokenizer: Tokenizer, on_text: Callable[[str], None]) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = StreamDecoder(tokenizer)
+        self._on_text = on_text
+        self._loop = asyncio.get_running_loop()
+        self._held: list[int] = []  # an end token, which is text only where others follow it
+
+    def post(self, token_ids: Sequence[int]) -> None:
+        """Called on the core's thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody listens any more, and the row is about to be aborted
+            self._loop.call_soon_threadsafe(self._take, list(token_ids))
+
+    def finish(self) -> None:
+        """The turn ended."""
+        self._tell(self._decoder.flush())
+
+    def _take(self, token_ids: list[int]) -> None:
+        token_ids = [*self._held, *token_ids]
+        num_shown = len(token_ids) - (token_ids[-1] in self._tokenizer.eos_ids)
+        self._held = token_ids[num_shown:]
+        self._tell("".join(map(self._decoder.push, token_ids[:num_shown])))
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._on_text(text)

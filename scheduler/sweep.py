@@ -16,33 +16,56 @@ W = TypeVar("W")
 
 
 class Sweep(Generic[W]):
-    """What waits for each shard of one corpus, and where the sweep stands. Work of one shard leaves in the order in
-    which it came. What comes for a shard while the sweep is there waits for the return: the sweep always moves on.
-    Reading the shards in their order was the first sweep, so the next one begins at the last of them.
+    """What waits for each shard of one corpus, and where the sweep stands. It goes from one end of the corpus to the
+    other, past shards for which nothing waits, and turns where nothing waits ahead any more::
 
-    `alternates` False starts every sweep at the first shard, as a scan under least recently used does."""
+        | on return | _here leaves now | ahead: _next .. end |      _step is +1 or -1
+
+    Work of one shard leaves in the order in which it came. What comes for a shard while the sweep is there waits for
+    the return: the sweep always moves on. So nothing starves: of n shards, work leaves after the sweep has passed
+    exactly `next_use` of its shard places, at most 2 (n - 1), whatever comes or leaves meanwhile.
+
+    Reading the shards in their order was the first sweep, so the next one begins at the last of them. `alternates`
+    False starts every sweep at the first shard, as a scan under least recently used does (at most n places)."""
 
     def __init__(self, keys: Sequence[Hashable], *, alternates: bool = True) -> None:
         self._index = {key: index for index, key in enumerate(keys)}
         self._waiting: list[deque[W]] = [deque() for _ in keys]
+        self._here: deque[W] = deque()
         self._num_waiting = 0
         self._alternates = alternates
-        self._place = max(0, len(keys) - 1) if alternates else 0
-        self._step = 1
-        self._left: int | None = None  # what may still leave here; None until something left here in this sweep
+        self._step = -1 if alternates else 1
+        self._next = len(keys) - 1 if alternates else 0
+        self._begun = False
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[W]:
-        """All that waits, in the order in which it would leave if nothing more came."""
-        for place in (*self._ahead(), *self._on_return()):
-            yield from self._waiting[place]
+        """All that waits, in the order in which it leaves if nothing more comes."""
+        yield from self.before_turn()
+        yield from self.after_turn()
 
     @property
-    def turns_next(self) -> bool:
-        """Whether nothing waits ahead in the present direction: the sweep ends here."""
-        return not any(self._waiting[place] for place in self._ahead())
+    def shard_keys(self) -> tuple[Hashable, ...]:
+        """The shards' keys, each once."""
+        return tuple(self._index)
+
+    @property
+    def begun(self) -> bool:
+        """Whether something has left in this sweep. False where the last one has ended: all that waits is ahead."""
+        return self._begun
+
+    def before_turn(self) -> Iterator[W]:
+        """What leaves in this sweep, in its order."""
+        yield from self._here
+        for place in self._ahead():
+            yield from self._waiting[place]
+
+    def after_turn(self) -> Iterator[W]:
+        """What leaves on the return, in its order."""
+        for place in self._on_return():
+            yield from self._waiting[place]
 
     def add(self, key: Hashable, work: W) -> None:
         """Work for one shard."""
@@ -51,10 +74,11 @@ class Sweep(Generic[W]):
 
     def remove(self, work: W) -> bool:
         """Takes work out, wherever it waits; False where it does not."""
-        for queue in self._waiting:
+        for queue in (self._here, *self._waiting):
             if work in queue:
                 queue.remove(work)
                 self._num_waiting -= 1
+                self._turn_at_end()
                 return True
         return False
 
@@ -62,91 +86,128 @@ class Sweep(Generic[W]):
         """Takes out what leaves next, and moves the sweep there; raises `IndexError` where nothing waits."""
         if not self._num_waiting:
             raise IndexError("sweep: nothing waits")
-        place = next((place for place in self._ahead() if self._waiting[place]), None)
-        if place is None:
-            place = next(place for place in self._on_return() if self._waiting[place])
-            self._step = -self._step if self._alternates else self._step
-            self._left = None
-        if place != self._place or self._left is None:
-            self._place, self._left = place, len(self._waiting[place])
-        self._left -= 1
+        if not self._here:
+            place = next(place for place in self._ahead() if self._waiting[place])
+            self._here, self._waiting[place] = self._waiting[place], self._here
+            self._next, self._begun = place + self._step, True
         self._num_waiting -= 1
-        work = self._waiting[place].popleft()
-        if not self._num_waiting:
-            self._left = None
-            self._place = place if self._alternates else 0
+        work = self._here.popleft()
+        self._turn_at_end()
         return work
 
     def next_use(self, key: Hashable) -> float:
-        """How many places the sweep passes before it comes to this shard, if every shard is visited in every sweep."""
+        """How many places the sweep passes before it comes to this shard: exact where work waits for it. Else it is
+        foreseen in the next round, which comes after those under way: on the return."""
         place = self._index.get(key)
         if place is None:
             return NEVER[0]
-        leaves_here = place == self._place and self._left != 0 and bool(self._waiting[place])
-        if leaves_here or (place - self._place) * self._step > 0:
-            return abs(place - self._place)
+        stands = self._next - self._step if self._begun else self._next
+        if self.comes_before_turn(key):
+            return abs(place - stands)
         if not self._alternates:
-            return len(self._waiting) - self._place + place
-        return abs(self._end - self._place) + abs(self._end - place)
+            return len(self._waiting) - stands + place
+        return abs(self._end - stands) + abs(self._end - place)
+
+    def comes_before_turn(self, key: Hashable) -> bool:
+        """Whether the sweep comes to this shard before it turns, as far as is known; where nothing waits at all, the
+        round that is foreseen takes every shard."""
+        place = self._index[key]
+        if place == self._next - self._step:
+            return bool(self._here)
+        return not self._num_waiting or ((place - self._next) * self._step >= 0 and bool(self._waiting[place]))
 
     def waits(self, key: Hashable) -> bool:
         """Whether work waits for this shard."""
         place = self._index.get(key)
-        return place is not None and bool(self._waiting[place])
+        if place is None:
+            return False
+        return bool(self._waiting[place]) or (place == self._next - self._step and bool(self._here))
 
     @property
     def _end(self) -> int:
         return len(self._waiting) - 1 if self._step > 0 else 0
 
     def _ahead(self) -> range:
-        """Places from where the sweep stands to its end."""
-        first = self._place + self._step if self._left == 0 else self._place
-        return range(first, self._end + self._step, self._step)
+        """Places to come before the sweep turns."""
+        return range(self._next, self._end + self._step, self._step)
 
     def _on_return(self) -> range:
-        """The other places, in the order in which they come after the sweep's end."""
-        last_passed = self._place if self._left == 0 else self._place - self._step
+        """The other places, in the order in which they come after the turn."""
         if not self._alternates:
-            return range(last_passed + 1)
-        return range(last_passed, len(self._waiting) - 1 - self._end - self._step, -self._step)
+            return range(self._next)
+        return range(self._next - self._step, len(self._waiting) - 1 - self._end - self._step, -self._step)
+
+    def _turn_at_end(self) -> None:
+        if not self._begun or self._here or any(self._waiting[place] for place in self._ahead()):
+            return
+        self._begun = False
+        if self._alternates:
+            self._next, self._step = self._end, -self._step
+        else:
+            self._next = 0
 
 
 class Sweeps(Generic[W]):
-    """The sweeps of all corpora. One is active until it turns; then the one whose work has waited longest is."""
+    """The sweeps of all corpora, which take turns: a turn is one sweep, to its end; then comes the corpus whose work
+    has waited longest. So work waits for at most one sweep of every other corpus and what `Sweep` promises of its own,
+    2 (n - 1) places: it leaves in the present turn of its corpus or in the next.
+
+    The corpora with work stand in the queue `_turns` with rising numbers, the one that sweeps now in front."""
 
     def __init__(self) -> None:
         self._sweeps: dict[Hashable, Sweep[W]] = {}
-        self._since: dict[Hashable, int] = {}  # the arrival of the oldest work since the corpus was last active
-        self._active: Hashable | None = None
-        self._clock = 0
+        self._corpora_of: dict[Hashable, list[Hashable]] = {}  # of each shard's key
+        self._turns: dict[Hashable, int] = {}
+        self._last_turns: dict[Hashable, int] = {}  # of corpora without work
+        self._num_turns = 0
 
     def open(self, corpus: Hashable, keys: Sequence[Hashable], *, alternates: bool = True) -> None:
-        """Makes a corpus known, with its shards' keys in their order."""
+        """Makes a corpus known, with its shards' keys in their order. One that is open is closed first."""
+        self.close(corpus)
         self._sweeps[corpus] = Sweep(keys, alternates=alternates)
+        self._last_turns[corpus] = self._num_turns
+        for key in dict.fromkeys(keys):
+            self._corpora_of.setdefault(key, []).append(corpus)
 
     def close(self, corpus: Hashable) -> None:
-        """Forgets a corpus; its work must have left."""
-        self._sweeps.pop(corpus, None)
-        self._since.pop(corpus, None)
-        if self._active == corpus:
-            self._active = None
+        """Forgets a corpus and what waits for it."""
+        sweep = self._sweeps.pop(corpus, None)
+        if sweep is None:
+            return
+        self._turns.pop(corpus, None)
+        self._last_turns.pop(corpus, None)
+        for key in sweep.shard_keys:
+            self._corpora_of[key].remove(corpus)
+            if not self._corpora_of[key]:
+                del self._corpora_of[key]
 
     def __len__(self) -> int:
-        return sum(len(sweep) for sweep in self._sweeps.values())
+        return sum(len(self._sweeps[corpus]) for corpus in self._turns)
 
     def __iter__(self) -> Iterator[W]:
-        for corpus in self._in_turn():
-            yield from self._sweeps[corpus]
+        """All that waits, in the order in which it leaves if nothing more comes."""
+        for corpus in self._turns:
+            yield from self._sweeps[corpus].before_turn()
+        for corpus in self._turns:
+            yield from self._sweeps[corpus].after_turn()
 
     def add(self, corpus: Hashable, key: Hashable, work: W) -> None:
         """Work for one shard of one corpus."""
-        self._clock += 1
-        self._since.setdefault(corpus, self._clock)
         self._sweeps[corpus].add(key, work)
+        if corpus not in self._turns:
+            self._last_turns.pop(corpus)
+            self._queue(corpus)
 
     def remove(self, work: W) -> bool:
         """Takes work out, wherever it waits; False where it does not."""
-        return any(sweep.remove(work) for sweep in self._sweeps.values())
+        for corpus in self._turns:
+            sweep = self._sweeps[corpus]
+            begun = sweep.begun
+            if sweep.remove(work):
+                if not sweep or sweep.begun != begun:
+                    self._end_turn(corpus)
+                return True
+        return False
 
     def head(self) -> W | None:
         """What leaves next."""
@@ -154,41 +215,40 @@ class Sweeps(Generic[W]):
 
     def pop(self) -> W:
         """Takes out what leaves next; raises `IndexError` where nothing waits."""
-        corpus = next((corpus for corpus in self._in_turn() if self._sweeps[corpus]), None)
+        corpus = next(iter(self._turns), None)
         if corpus is None:
             raise IndexError("sweeps: nothing waits")
-        if corpus != self._active:
-            self._active = corpus
-            self._since.pop(corpus, None)
-        sweep = self._sweeps[corpus]
-        work = sweep.pop()
-        if not sweep:
-            self._since.pop(corpus, None)
-        elif sweep.turns_next:
-            self._clock += 1
-            self._since[corpus] = self._clock
-            self._active = None
+        work = self._sweeps[corpus].pop()
+        if not self._sweeps[corpus].begun:
+            self._end_turn(corpus)
         return work
 
     def next_use(self, key: Hashable) -> NextUse:
-        """When a prefix is used next: first by whose turn it is, then by its place in that sweep."""
-        uses = (
-            (float(rank), self._sweeps[corpus].next_use(key))
-            for rank, corpus in enumerate(self._in_turn())
-            if self._sweeps[corpus].next_use(key) < NEVER[0]
-        )
-        return min(uses, default=NEVER)
+        """When a prefix is used next: the number of the turn (present ones, then those on the return, then foreseen
+        ones of corpora without work, what ended last first), and the places that its sweep passes before. Nothing
+        comes sooner than the shard of what leaves next."""
+        return min((self._next_use(corpus, key) for corpus in self._corpora_of.get(key, ())), default=NEVER)
 
     def waits(self, key: Hashable) -> bool:
         """Whether work waits for this prefix."""
-        return any(sweep.waits(key) for sweep in self._sweeps.values())
+        return any(self._sweeps[corpus].waits(key) for corpus in self._corpora_of.get(key, ()))
 
-    def _in_turn(self) -> list[Hashable]:
-        """The active corpus, then those with work by how long it has waited, then idle ones."""
-        never = self._clock + 1
+    def _next_use(self, corpus: Hashable, key: Hashable) -> NextUse:
+        sweep = self._sweeps[corpus]
+        turn = self._turns.get(corpus)
+        if turn is None:
+            turn = 3 * self._num_turns - self._last_turns[corpus]
+        elif not sweep.comes_before_turn(key):
+            turn += self._num_turns
+        return turn, sweep.next_use(key)
 
-        def turn(corpus: Hashable) -> tuple[bool, bool, int]:
-            busy = bool(self._sweeps[corpus])
-            return (not (busy and corpus == self._active), not busy, self._since.get(corpus, never))
+    def _queue(self, corpus: Hashable) -> None:
+        self._num_turns += 1
+        self._turns[corpus] = self._num_turns
 
-        return sorted(self._sweeps, key=turn)
+    def _end_turn(self, corpus: Hashable) -> None:
+        turn = self._turns.pop(corpus)
+        if self._sweeps[corpus]:
+            self._queue(corpus)
+        else:
+            self._last_turns[corpus] = turn

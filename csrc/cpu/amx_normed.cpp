@@ -159,8 +159,8 @@ void amx_bf16_mlp(const AmxBf16Weight& gate_up, const AmxBf16Weight& down, const
   }
 }
 
-void amx_int8_mlp(const Int8Weight& gate_up, const Int8Weight& down, const RowNorm& norm, const float* x,
-                  std::ptrdiff_t num_rows, float* y) {
+void amx_int8_mlp(const Int8Weight& gate_up, const Int8Weight& down, const RowNorm& norm, std::ptrdiff_t block,
+                  const float* x, std::ptrdiff_t num_rows, float* y) {
   if (num_rows == 0) return;
   const Steps steps = steps_of(gate_up, down, amx::kInt8StepK);
   const std::ptrdiff_t chunk_rows = steps.chunk_rows(num_rows);
@@ -184,7 +184,7 @@ void amx_int8_mlp(const Int8Weight& gate_up, const Int8Weight& down, const RowNo
     amx::multiply_chunk<amx::Int8Tiles>(GatedInt8{gate_up.scales, scales, h, row, h_stride}, in, gate_up.panels,
                                         steps.wide, steps.wide_panels);
     const amx::Chunk next{packed, row, rows, steps.down.num_steps};
-    next.pack(amx::Bf16ToInt8{h, row, h_stride, down.levels, h_scales});
+    next.pack(amx::Bf16ToInt8{h, row, h_stride, down.num_k, block, down.levels, h_scales});
     amx::multiply_chunk<amx::Int8Tiles>(sums, next, down.panels, steps.down, steps.down_panels);
   }
 }

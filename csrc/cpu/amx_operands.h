@@ -5,7 +5,9 @@
 
 #include "cpu/amx_linear.h"
 #include "cpu/amx_tiles.h"
+#include "cpu/hadamard.h"
 #include "cpu/int8_avx512.h"
+#include "cpu/workspace.h"
 
 namespace antiphon::cpu::amx {
 
@@ -117,13 +119,16 @@ struct FloatsToInt8 {
   }
 };
 
-// bfloat16 rows, row_stride apart and padded with zeros to whole steps, quantised likewise.
+// bfloat16 rows, row_stride apart and padded with zeros to whole steps, quantised likewise. With a block over 1, blocks
+// of a row go through their Walsh-Hadamard matrix first, in place, and are rounded to bfloat16 again.
 struct Bf16ToInt8 {
   using Row = float;  // what values are multiplied with; 0 stores zeros
 
-  const std::uint16_t* x;  // of row first_row
+  std::uint16_t* x;  // of row first_row
   std::ptrdiff_t first_row;
   std::ptrdiff_t row_stride;  // a multiple of 64
+  std::ptrdiff_t num_k;       // values of a row
+  std::ptrdiff_t block;       // divides num_k
   std::int32_t levels;
   float* scales;
 
@@ -132,8 +137,20 @@ struct Bf16ToInt8 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
   }
 
+  ANTIPHON_AMX void rotate(std::uint16_t* values) const {
+    thread_local Workspace workspace;
+    float* wide = workspace.at_least<float>(row_stride);
+    for (std::ptrdiff_t k = 0; k < row_stride; k += 16) _mm512_storeu_ps(wide + k, widen(values + k));
+    hadamard<Lanes16>(wide, num_k, block);
+    for (std::ptrdiff_t k = 0; k < row_stride; k += 32) {
+      const __m512 low = _mm512_loadu_ps(wide + k), high = _mm512_loadu_ps(wide + k + 16);
+      _mm512_storeu_si512(values + k, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+  }
+
   ANTIPHON_AMX ANTIPHON_INLINE Row row(std::ptrdiff_t row) const {
-    const std::uint16_t* values = x + (row - first_row) * row_stride;
+    std::uint16_t* values = x + (row - first_row) * row_stride;
+    if (block > 1) rotate(values);
     const __m512i magnitude = _mm512_set1_epi16(0x7fff);  // as integers, absolute values are ordered as they are
     __m512i largest = _mm512_setzero_si512();
     for (std::ptrdiff_t k = 0; k < row_stride; k += 32) {

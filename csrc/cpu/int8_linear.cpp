@@ -142,7 +142,8 @@ void run_many_rows(const Call& call) {
   });
 }
 
-// Quantises one row of a weight. Returns the sum of its absolute values, or -1 where one is not finite.
+}  // namespace
+
 std::int32_t quantize_weights(const float* row, std::ptrdiff_t num_k, std::int8_t* out, float* scale) {
   std::uint32_t absmax_bits = 0;  // as integers, bits are ordered as absolute values are, NaN above all
   for (std::ptrdiff_t k = 0; k < num_k; ++k) {
@@ -171,8 +172,6 @@ std::int32_t quantize_weights(const float* row, std::ptrdiff_t num_k, std::int8_
   *scale = divisor;
   return sum;
 }
-
-}  // namespace
 
 std::int32_t pack_int8_rows(const Int8Form& form, const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
                             std::ptrdiff_t num_k, void* panels, float* scales) {

@@ -119,6 +119,9 @@ inline Int8Weight columns_of(const Int8Form& form, const Int8Weight& weight, std
 std::int32_t pack_int8_rows(const Int8Form& form, const float* rows, std::ptrdiff_t first_row, std::ptrdiff_t num_rows,
                             std::ptrdiff_t num_k, void* panels, float* scales);
 
+// One row of them to out[num_k]. Returns the sum of its absolute values, or -1 where one is not finite.
+std::int32_t quantize_weights(const float* row, std::ptrdiff_t num_k, std::int8_t* out, float* scale);
+
 // The most levels of an activation with which no sum can overflow, for a weight whose rows' absolute sums are at most
 // max_absolute_sum. Real weights are mostly far below 127, so this is some 4 times what K alone would allow.
 std::int32_t int8_levels(const Int8Form& form, std::int32_t max_absolute_sum);

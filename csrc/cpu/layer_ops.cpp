@@ -40,11 +40,12 @@ void rms_norm(const LayerForm& form, const StridedRows& x, const float* weight, 
 }
 
 void silu_and_mul(const LayerForm& form, const float* gate_up, std::ptrdiff_t num_rows, std::ptrdiff_t size,
-                  float* out) {
+                  std::ptrdiff_t block, float* out) {
   for_row_ranges(num_rows, size, [&](std::ptrdiff_t first, std::ptrdiff_t end) {
     for (std::ptrdiff_t row = first; row < end; ++row) {
       const float* gate = gate_up + row * 2 * size;
       form.silu_and_mul(gate, gate + size, size, out + row * size);
+      if (block > 1) form.hadamard(out + row * size, size, block);
     }
   });
 }

@@ -32,6 +32,8 @@ struct LayerForm {
   void (*rms_norm)(const float* x, const float* weight, std::ptrdiff_t size, float eps, float* out);
   // out[k] = gate[k] / (1 + e^-gate[k]) * up[k]
   void (*silu_and_mul)(const float* gate, const float* up, std::ptrdiff_t size, float* out);
+  // Blocks of x[size] through their Walsh-Hadamard matrix, in place: hadamard.h
+  void (*hadamard)(float* x, std::ptrdiff_t size, std::ptrdiff_t block);
   // bfloat16 to float32
   void (*widen)(const std::uint16_t* row, std::ptrdiff_t size, float* out);
   PartialSoftmax (*partial_softmax)(const float* logits, std::ptrdiff_t size);
@@ -57,9 +59,10 @@ struct StridedRows {
 // out[outer, inner, size], contiguous; weight[size].
 void rms_norm(const LayerForm& form, const StridedRows& x, const float* weight, float eps, float* out);
 
-// gate_up[num_rows, 2 * size] to out[num_rows, size], both contiguous.
+// gate_up[num_rows, 2 * size] to out[num_rows, size], both contiguous; with a block over 1, blocks of a row then go
+// through their Walsh-Hadamard matrix.
 void silu_and_mul(const LayerForm& form, const float* gate_up, std::ptrdiff_t num_rows, std::ptrdiff_t size,
-                  float* out);
+                  std::ptrdiff_t block, float* out);
 
 enum class TableType { kFloat32, kBfloat16 };
 

@@ -8,6 +8,7 @@
 
 #include "cpu/avx2.h"
 #include "cpu/exp_avx2.h"
+#include "cpu/hadamard.h"
 #include "cpu/layer_ops.h"
 
 namespace antiphon::cpu {
@@ -86,6 +87,10 @@ ANTIPHON_AVX2 void silu_and_mul_row(const float* gate, const float* up, std::ptr
     const __m256 value = silu_and_mul(_mm256_maskload_ps(gate + k, mask), _mm256_maskload_ps(up + k, mask));
     _mm256_maskstore_ps(out + k, mask, value);
   }
+}
+
+ANTIPHON_AVX2 void hadamard_row(float* x, std::ptrdiff_t size, std::ptrdiff_t block) {
+  hadamard<Lanes8>(x, size, block);
 }
 
 ANTIPHON_AVX2 void widen_row(const std::uint16_t* row, std::ptrdiff_t size, float* out) {
@@ -178,7 +183,7 @@ ANTIPHON_AVX2 Peak peak(const float* values, const std::uint8_t* allowed, std::p
 
 }  // namespace
 
-const LayerForm kAvx2LayerForm = {rms_norm_row, silu_and_mul_row, widen_row, partial_softmax, peak};
+const LayerForm kAvx2LayerForm = {rms_norm_row, silu_and_mul_row, hadamard_row, widen_row, partial_softmax, peak};
 
 }  // namespace antiphon::cpu
 #endif

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cpu/exp_portable.h"
+#include "cpu/hadamard.h"
 #include "cpu/layer_ops.h"
 
 namespace antiphon::cpu {
@@ -40,6 +41,8 @@ void silu_and_mul_row(const float* gate, const float* up, std::ptrdiff_t size, f
   for (std::ptrdiff_t k = 0; k < size; ++k) out[k] = gate[k] / (1.0f + exp_portable(-gate[k])) * up[k];
 }
 
+void hadamard_row(float* x, std::ptrdiff_t size, std::ptrdiff_t block) { hadamard<Lanes4>(x, size, block); }
+
 void widen_row(const std::uint16_t* row, std::ptrdiff_t size, float* out) {
   for (std::ptrdiff_t k = 0; k < size; ++k) {
     const std::uint32_t bits = static_cast<std::uint32_t>(row[k]) << 16;
@@ -70,6 +73,6 @@ Peak peak(const float* values, const std::uint8_t* allowed, std::ptrdiff_t size)
 
 }  // namespace
 
-const LayerForm kPortableLayerForm = {rms_norm_row, silu_and_mul_row, widen_row, partial_softmax, peak};
+const LayerForm kPortableLayerForm = {rms_norm_row, silu_and_mul_row, hadamard_row, widen_row, partial_softmax, peak};
 
 }  // namespace antiphon::cpu

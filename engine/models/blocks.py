@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear
+from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear, Weight, stacked
 
 
-def pack_normed_linear(kernels: KernelSet, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedBlock:
+def pack_normed_linear(kernels: KernelSet, norm: Norm, weight: Weight, bias: Tensor | None) -> PackedBlock:
     """`norm(x) @ weight.T + bias`."""
     if kernels.normed_linear is not None:
         return kernels.normed_linear(norm, weight, bias)
     return ComposedLinear(kernels, norm, kernels.linear(weight, bias))
 
 
-def pack_gated_mlp(kernels: KernelSet, norm: Norm, gate: Tensor, up: Tensor, down: Tensor) -> PackedBlock:
-    """`x + (silu(n @ gate.T) * (n @ up.T)) @ down.T` with n = `norm(x)`."""
+def pack_gated_mlp(
+    kernels: KernelSet, norm: Norm, gate: Weight, up: Weight, down: Weight, block: int = 1
+) -> PackedBlock:
+    """`x + h(silu(n @ gate.T) * (n @ up.T)) @ down.T` with n = `norm(x)` and h as in `ops.PackGatedMlp`."""
     if kernels.gated_mlp is not None:
-        return kernels.gated_mlp(norm, gate, up, down)
-    return ComposedMlp(kernels, norm, kernels.linear(torch.cat([gate, up]), None), kernels.linear(down, None))
+        return kernels.gated_mlp(norm, gate, up, down, block)
+    return ComposedMlp(kernels, norm, kernels.linear(stacked(gate, up), None), kernels.linear(down, None), block)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class ComposedMlp:
     norm: Norm
     gate_up: PackedLinear
     down: PackedLinear
+    block: int
 
     @property
     def num_bytes(self) -> int:
@@ -59,4 +61,4 @@ class ComposedMlp:
     def __call__(self, x: Tensor) -> Tensor:
         """`x [tokens, in]` → x plus its MLP, `[tokens, in]`."""
         normed = self.kernels.rms_norm(x, self.norm.weight, self.norm.eps)
-        return self.down(self.kernels.silu_and_mul(self.gate_up(normed)), x)
+        return self.down(self.kernels.silu_and_mul(self.gate_up(normed), self.block), x)

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.models.blocks import pack_gated_mlp, pack_normed_linear
+from antiphon.engine.models.folding import Folding
 from antiphon.engine.models.weights import WeightReader
 from antiphon.engine.pages import KVCache
 from antiphon.kernels.attention_plan import AttentionPlan
-from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear
+from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear, Planes
+
+_OUT_PLANES = Planes(activations=True)  # one scale for all heads costs o's input most, and its product is the smallest
 
 
 @dataclass(frozen=True)
@@ -53,22 +56,27 @@ class Attention:
     k_norm: Tensor | None
 
     @staticmethod
-    def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, name: str, norm: Norm) -> Attention:
-        """Takes the tensors under `name` (`model.layers.N.self_attn`)."""
+    def load(
+        config: ModelConfig, kernels: KernelSet, weights: WeightReader, folding: Folding, name: str, norm: Norm
+    ) -> Attention:
+        """Takes the tensors under `name` (`model.layers.N.self_attn`); `norm` is as the checkpoint has it."""
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         sizes = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
-        weight = torch.cat([weights.take(f"{name}.{part}.weight", size, config.hidden_size) for part, size in sizes])
+        q, k, v = (weights.take(f"{name}.{part}.weight", size, config.hidden_size) for part, size in sizes)
+        weight = folding.behind_norm(torch.cat([q, k, folding.values(v)]), norm.weight)
         bias = None
         if config.attention_bias:
-            bias = torch.cat([weights.take(f"{name}.{part}.bias", size) for part, size in sizes])
+            q, k, v = (weights.take(f"{name}.{part}.bias", size) for part, size in sizes)
+            bias = torch.cat([q, k, folding.values(v)])
+        out = folding.attention_out(weights.take(f"{name}.o_proj.weight", config.hidden_size, q_size))
         out_bias = None
         if config.model_type == "qwen3" and config.attention_bias:
-            out_bias = weights.take(f"{name}.o_proj.bias", config.hidden_size)
+            out_bias = folding.added(weights.take(f"{name}.o_proj.bias", config.hidden_size))
         return Attention(
             config,
             kernels,
-            pack_normed_linear(kernels, norm, weight, bias),
-            kernels.linear(weights.take(f"{name}.o_proj.weight", config.hidden_size, q_size), out_bias),
+            pack_normed_linear(kernels, Norm(folding.gain(norm.weight), norm.eps), weight, bias),
+            kernels.linear(out, out_bias, _OUT_PLANES),
             weights.take(f"{name}.q_norm.weight", config.head_dim) if config.qk_norm else None,
             weights.take(f"{name}.k_norm.weight", config.head_dim) if config.qk_norm else None,
         )
@@ -95,19 +103,24 @@ class DecoderLayer:
     mlp: PackedBlock
 
     @staticmethod
-    def load(config: ModelConfig, kernels: KernelSet, weights: WeightReader, layer: int) -> DecoderLayer:
+    def load(
+        config: ModelConfig, kernels: KernelSet, weights: WeightReader, folding: Folding, layer: int
+    ) -> DecoderLayer:
         """Takes the tensors of `model.layers.{layer}`."""
         name, hidden, size = f"model.layers.{layer}", config.hidden_size, config.intermediate_size
 
         def norm(of: str) -> Norm:
             return Norm(weights.take(f"{name}.{of}_layernorm.weight", hidden), config.rms_norm_eps)
 
-        gate, up = (weights.take(f"{name}.mlp.{part}_proj.weight", size, hidden) for part in ("gate", "up"))
-        down = weights.take(f"{name}.mlp.down_proj.weight", hidden, size)
-        return DecoderLayer(
-            Attention.load(config, kernels, weights, f"{name}.self_attn", norm("input")),
-            pack_gated_mlp(kernels, norm("post_attention"), gate, up, down),
+        attention = Attention.load(config, kernels, weights, folding, f"{name}.self_attn", norm("input"))
+        before = norm("post_attention")
+        gate, up = (
+            folding.behind_norm(weights.take(f"{name}.mlp.{part}_proj.weight", size, hidden), before.weight)
+            for part in ("gate", "up")
         )
+        down = folding.mlp_down(weights.take(f"{name}.mlp.down_proj.weight", hidden, size))
+        plain = Norm(folding.gain(before.weight), before.eps)
+        return DecoderLayer(attention, pack_gated_mlp(kernels, plain, gate, up, down, folding.mlp_block))
 
     def __call__(self, x: Tensor, step: StepInputs, layer: int) -> Tensor:
         """`x [tokens, hidden]` → `[tokens, hidden]`."""

@@ -23,6 +23,7 @@ from antiphon.results import Answer
 from antiphon.saved_manifest import Manifest
 from antiphon.saving import reading_note, saved_corpus
 from antiphon.scheduler.session import Session
+from antiphon.scheduler.trace import Trace, trace_lane
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class Engine:
         self._roles = 1 if worker_only else 2
         self._wrap_kernels = wrap_kernels
         self._assembly: Assembly | None = None
+        self.trace: Trace | None = None
 
     async def __aenter__(self) -> Engine:
         loop = asyncio.get_running_loop()
@@ -56,9 +58,17 @@ class Engine:
             loop.call_soon_threadsafe(self._on_event, ModelLoaded(role, name, seconds))
 
         started = time.perf_counter()
-        self._assembly = await asyncio.to_thread(
-            assemble, self.options, loaded, roles=self._roles, wrap_kernels=self._wrap_kernels
-        )
+        self.trace = None if self.options.trace is None else Trace(self.options.trace)
+        try:
+            self._assembly = await asyncio.to_thread(
+                assemble, self.options, loaded, roles=self._roles, wrap_kernels=self._wrap_kernels
+            )
+        except BaseException:
+            self.close()
+            raise
+        for lane in self._assembly.core.lanes.values():
+            if self.trace is not None:
+                trace_lane(self.trace, lane)
         self.load_seconds = time.perf_counter() - started
         return self
 
@@ -117,10 +127,12 @@ class Engine:
         return {role: model.client.lane.counters.as_dict() for role, model in models.items()}
 
     def close(self) -> None:
-        """Ends the core: rows that are under way are aborted."""
+        """Ends the core: rows that are under way are aborted. The trace, if there is one, ends after it."""
         if self._assembly is not None:
             self._assembly.core.close()
             self._assembly = None
+        if self.trace is not None:
+            self.trace.close()
 
 
 async def ask_async(
@@ -146,7 +158,8 @@ async def ask_async(
         answer.seconds.load = running.load_seconds
         answer.counters = running.counters()
         note = None if saved is None else reading_note(saved, running.worker.client.lane.store.fingerprint)
-    answer.notes += [] if note is None else [note]
+    notes = (note, None if running.trace is None else running.trace.problem)
+    answer.notes += [note for note in notes if note is not None]
     answer.seconds.total = time.perf_counter() - started
     return answer
 

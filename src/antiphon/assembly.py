@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -42,8 +43,9 @@ class EngineOptions:
     kernels' own, the physical cores unless set before); `memory_bytes` is the whole budget (None: what is free);
     `host_memory_bytes` of it hold prefixes that do not fit the worker's pool, as int8: lossy, so 0 by default;
     `disk_memory_bytes` hold them, and saved corpora, on the disk (None: half of what is free there; 0: none).
-    `eviction` is "sweep", or "lru" to compare with. `step_tokens` bounds one batch; what `dtype`, `quantization` and
-    `kv_cache_dtype` mean is said by `choose_precision`."""
+    `eviction` is "sweep", or "lru" to compare with; `speculation` drafts what replies quote of their shards: the same
+    tokens, sooner. `trace` is a file to write what runs when into (`scheduler/trace.py`). `step_tokens` bounds one
+    batch; what `dtype`, `quantization` and `kv_cache_dtype` mean is said by `choose_precision`."""
 
     worker: str = "qwen2.5-coder-0.5b"
     driver: str = "qwen2.5-coder-1.5b"
@@ -57,7 +59,9 @@ class EngineOptions:
     host_memory_bytes: int = 0
     disk_memory_bytes: int | None = None
     eviction: Eviction = "sweep"
+    speculation: bool = True
     step_tokens: int = 1024
+    trace: Path | None = None
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -134,11 +138,12 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def prefix_fingerprint(source: ModelSource, precision: Precision) -> str:
-    """All that determines a prefix's bits beside its tokens: the model, what it is computed in, and by which kernels;
-    and how pages are laid out, since states are kept on the disk."""
+def prefix_fingerprint(source: ModelSource, precision: Precision, folding: str) -> str:
+    """All that determines a prefix's bits beside its tokens: the model, what it is computed in, what is folded into its
+    weights, and by which kernels; and how pages are laid out, since states are kept on the disk."""
     kernels = f"native {native.isa()}" if native.available() is None else f"torch {torch.__version__}"
-    return f"{source.fingerprint}|{precision}|{kernels}|layout {_LAYOUT_VERSION}"
+    parts = [source.fingerprint, str(precision), *([folding] if folding else []), kernels, f"layout {_LAYOUT_VERSION}"]
+    return "|".join(parts)
 
 
 @dataclass(frozen=True)
@@ -184,11 +189,18 @@ def _load(
     with source.open() as checkpoint:
         decoder = Decoder.load(source.config, kernels, checkpoint, precision.activations, precision.weights)
     cache = KVCache(source.config, num_pages, precision.kv, kernels, poison=options.debug)
-    store = PrefixStore(PagePool(num_pages), cache, prefix_fingerprint(source, precision))
+    store = PrefixStore(PagePool(num_pages), cache, prefix_fingerprint(source, precision, decoder.folding))
     tokenizer = source.tokenizer()
     runner = ModelRunner(decoder, cache, tokenizer.vocab_size)
     lane = Lane(
-        role, runner, store, tokenizer.eos_ids, step_tokens=options.step_tokens, tiers=tiers, eviction=options.eviction
+        role,
+        runner,
+        store,
+        tokenizer.eos_ids,
+        step_tokens=options.step_tokens,
+        tiers=tiers,
+        eviction=options.eviction,
+        speculation=options.speculation,
     )
     on_loaded(role, source.name, time.perf_counter() - started)
     return _Part(source, lane, decoder, cache)

@@ -85,13 +85,16 @@ class Corpus:
         queries: Sequence[str],
         options: ScatterOptions,
         on_row: Callable[[WorkerReply], None] = lambda reply: None,
+        *,
+        joins: bool = False,
     ) -> Round:
-        """Asks every shard every query. `on_row` is called with a reply as soon as its row has ended."""
+        """Asks every shard every query. `on_row` is called with a reply as soon as its row has ended. With `joins` the
+        rows are as urgent as those of the scatter before, whose round they belong to."""
         if self._released:
             raise InputError("corpus: it was released, register the document again")
         if not queries or not all(query.strip() for query in queries):
             raise InputError(f"corpus: a round needs queries with words in them, got {list(queries)}")
-        self._num_rounds += 1
+        self._num_rounds += not joins
         request = self._request(queries, options)
 
         def ended(shard: int, query: int, gated: bool) -> None:
@@ -259,7 +262,7 @@ async def _wait_until_saved(corpus: Corpus, reads: Sequence[RowResult]) -> None:
 def _check_pool(worker: LoadedModel, instruction_tokens: int, texts: Sequence[Sequence[int]]) -> None:
     """Refuses a document whose longest shard cannot be asked by itself, before any of it is read. That not all shards
     fit at once is no hindrance: a round then goes in waves."""
-    longest = max(map(len, texts))
+    longest = max(map(len, texts), default=0)
     # The instructions, a shard behind them with a row over it, and as much again to move in.
     needed = num_pages_for(instruction_tokens) + num_pages_for(instruction_tokens + longest + _ROW_TOKENS) + 2
     if needed > worker.pool_pages:

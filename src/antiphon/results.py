@@ -52,7 +52,9 @@ class Usage:
 
 @dataclass
 class Seconds:
-    """Wall-clock seconds of each phase."""
+    """Wall-clock seconds of each phase: `read` until all shards were read, `rounds` and `driver` the sums over rounds
+    (each from its first scatter to its last reply) and over the driver's turns, `total` all of it. With overlap phases
+    run beside each other and slow each other down, so that their sum can be more than `total`."""
 
     load: float = 0.0
     read: float = 0.0

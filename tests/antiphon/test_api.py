@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon import Document, Engine, EngineOptions, ParSerOptions
+from antiphon import Document, Engine, EngineOptions, ParSer, ParSerOptions
 from antiphon.corpus import Corpus, Round
 from antiphon.engine.errors import CapacityError, InputError
 from antiphon.engine.sampling_params import SamplingParams
@@ -255,5 +255,17 @@ def test_every_row_is_told_once_when_it_ends(tiny_model: Path, second_reader: bo
             await corpus.scatter(["Who?", "Where?"], how, lambda reply: told.append((reply.query, reply.shard)))
             assert sorted(told) == [(query, shard) for query in range(2) for shard in range(len(corpus.shards))]
             await corpus.release()
+
+    run(work())
+
+
+def test_a_document_without_text_is_a_corpus_without_shards(tiny_model: Path) -> None:
+    async def work() -> None:
+        async with Engine(options(tiny_model)) as engine:
+            corpus = await registered(engine, "")
+            assert corpus.shards == ()
+            await corpus.release()
+            answer = await ParSer(engine).ask(Document.from_text(""), "Who?")
+            assert answer.stopped == "no-document"
 
     run(work())

@@ -146,10 +146,10 @@ def test_the_decode_floor_reads_weights_and_live_keys_and_values_each_step() -> 
     assert floor.decode_bytes == expected
     assert floor.decode_seconds == pytest.approx(expected / 1e6)
     assert floor.seconds == pytest.approx(floor.prefill_seconds + floor.decode_seconds)
-    # As stored: int8 weights with a float32 scale for each output, bfloat16 keys and values.
+    # As stored: int8 weights with a float32 scale for each output, bfloat16 keys and values; the head in two planes.
     narrow = Precision(torch.float32, torch.int8, torch.bfloat16)
-    outputs = 2 * (4 * (2 + 2) + 8 + 2 * 16 + 8) + 32
-    expected = 2 * (weights // 4 + 4 * outputs) + 3 * per_token // 2 * (66 + 67)
+    outputs = 2 * (4 * (2 + 2) + 8 + 2 * 16 + 8) + 2 * 32
+    expected = 2 * (weights // 4 + 8 * 32 + 4 * outputs) + 3 * per_token // 2 * (66 + 67)
     assert round_floor(_CONFIG, _MEMORY_BOUND, narrow, _OPTIONS, first=False).decode_bytes == expected
     one = round_floor(_CONFIG, _MEMORY_BOUND, _FLOAT32, replace(_OPTIONS, new_tokens=1), first=False)
     assert (one.decode_bytes, one.decode_seconds) == (0, 0.0)

@@ -127,15 +127,15 @@ def test_loaded_int8_weights_of_a_real_width_fit_what_was_booked_for_them(tied: 
 
 
 def test_int8_weights_take_a_byte_and_a_scale_for_each_output_beside_a_bfloat16_embedding() -> None:
-    """Of the 0.5B: 358M parameters in layers, 136M in the head and again in the embedding."""
+    """Of the 0.5B: 358M parameters in layers, 136M in the head, which has two planes, and again in the embedding."""
     layers = 24 * (896 * (2 * 896 + 2 * 128) + 3 * 896 * 4864)
-    outputs = 24 * (896 + 2 * 128 + 896 + 2 * 4864 + 896) + 151_936
+    outputs = 24 * (896 + 2 * 128 + 896 + 2 * 4864 + 896) + 2 * 151_936
     head = 896 * 151_936
-    assert matrix_bytes(WORKER, torch.int8) == layers + head + 4 * outputs
+    assert matrix_bytes(WORKER, torch.int8) == layers + 2 * head + 4 * outputs
     rest = weight_bytes(WORKER, torch.int8) - matrix_bytes(WORKER, torch.int8)
-    vectors_and_sums = 24 * 8 * 896 * 4 + 16 * 896 + 4 * (outputs + 32)
+    vectors_and_sums = 24 * 8 * 896 * 4 + 32 * 896 + 4 * (outputs + 64)
     assert 2 * head <= rest <= 2 * head + vectors_and_sums
-    assert weight_bytes(WORKER, torch.int8) < 0.7 * weight_bytes(WORKER, torch.bfloat16)
+    assert weight_bytes(WORKER, torch.int8) < 0.73 * weight_bytes(WORKER, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])

@@ -20,11 +20,18 @@ from antiphon.engine.sampling_params import SamplingParams
 from antiphon.engine.tiers import TierError
 from antiphon.methods.backend import ScatterOptions
 from antiphon.saving import read_and_save, saved_corpus
+from antiphon.scheduler.residency import Residency
 
 MIB = 1 << 20
 PARAGRAPHS = [f"Paragraph {number}: the keeper of light {number} was called Ada {number}." for number in range(12)]
 SHARDS = ParSerOptions(shard_tokens=120, rounds=1, driver_max_new_tokens=40, worker_max_new_tokens=12)
 HOW = ScatterOptions(SamplingParams(max_new_tokens=12), gate="likelihood", readers=3, grammar="none")
+
+
+@pytest.fixture(autouse=True)
+def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model reads a tiny shard sooner than any file is opened: the choice has a test of its own."""
+    monkeypatch.setattr(Residency, "_reading_is_cheaper", lambda residency, prefix: False)
 
 
 @pytest.fixture(autouse=True)

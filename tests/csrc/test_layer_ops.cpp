@@ -67,7 +67,7 @@ TEST(silu_and_mul_is_right_and_has_the_same_bits_alone_and_in_a_crowd) {
     for (const LayerForm* form : forms()) {
       set_num_threads(3);
       Floats out = poison(41 * size);
-      silu_and_mul(*form, gate_up.data(), 41, size, out.data());
+      silu_and_mul(*form, gate_up.data(), 41, size, 0, out.data());
       set_num_threads(1);
       bool good = true;
       for (std::ptrdiff_t row = 0; row < 41; ++row) {
@@ -78,7 +78,7 @@ TEST(silu_and_mul_is_right_and_has_the_same_bits_alone_and_in_a_crowd) {
           good = good && near(out.data()[row * size + i], exact, 2e-6 * std::abs(exact));
         }
         Floats alone = poison(size);
-        silu_and_mul(*form, x.data(), 1, size, alone.data());
+        silu_and_mul(*form, x.data(), 1, size, 0, alone.data());
         good = good && same_bits(alone, part(out, row * size, size));
       }
       CHECK(good);

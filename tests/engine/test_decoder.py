@@ -13,7 +13,7 @@ from antiphon.engine.config import config_from_hf
 from antiphon.engine.models.blocks import ComposedLinear
 from antiphon.engine.models.decoder import Decoder
 from antiphon.kernels import reference
-from antiphon.kernels.ops import KernelContext, PackedLinear
+from antiphon.kernels.ops import ONE_PLANE, KernelContext, PackedLinear, Planes, Weight
 from antiphon.kernels.registry import choose_kernels
 
 
@@ -53,7 +53,8 @@ def load(
     """The decoder in float32 activations, and all weights that were packed, in order."""
     seen: list[Tensor] = []
 
-    def linear(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    def linear(weight: Weight, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
+        assert isinstance(weight, Tensor)
         seen.append(weight)
         return reference.linear(weight, bias)
 
@@ -61,4 +62,4 @@ def load(
     wide = torch.float32
     kernels = choose_kernels(KernelContext("cpu", wide, wide, wide, config.head_dim), only="reference")
     checkpoint = tiny.StateDictCheckpoint(tensors)
-    return Decoder.load(config, replace(kernels, linear=linear), checkpoint, wide, weight_dtype), seen
+    return Decoder.load(config, replace(kernels, linear=linear), checkpoint, wide, weight_dtype, rotated=False), seen

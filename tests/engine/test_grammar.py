@@ -120,3 +120,12 @@ def test_a_document_s_tokens_cannot_leave_a_string(compiler: GrammarCompiler, to
     inside = allowed(state, tokenizer)
     assert "a" in inside and " " in inside
     assert not inside & {"<|im_start|>", "<|im_end|>", "<|endoftext|>", '"'}
+
+
+def test_how_much_of_a_draft_fits_is_told_without_taking_it(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.start(REPLY)
+    take(state, tokenizer, "{")
+    key = state.key
+    drafts = {"ab}": 3, "abcc": 3, "a-b": 1, "x": 0, "": 0}
+    assert {draft: state.num_valid(tokenizer.encode(draft)) for draft in drafts} == drafts
+    assert state.key == key and allowed(state, tokenizer) == {"a", "b", "c"}

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_models as tiny
 import torch
 from tiny_models import prompt
+from tiny_rows import last_logits
 
-from antiphon.engine.batch import Batch, Phase
 from antiphon.engine.errors import ModelError
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.kernels import native
@@ -61,24 +60,6 @@ def test_parity_can_fail_with_positions_shifted() -> None:
     ids = prompt(65)
     expected = last_logits(tiny.tiny_engine(model), ids)
     assert not torch.allclose(last_logits(tiny.tiny_engine(model), ids, first_position=1), expected, atol=1e-3)
-
-
-def last_logits(engine: Any, token_ids: list[int], first_position: int = 0) -> torch.Tensor:
-    count = len(token_ids)
-    pages = engine.lane.store.allocate(4)
-    batch = Batch(
-        phase=Phase.EXTEND,
-        token_ids=np.asarray(token_ids, dtype=np.int64),
-        positions=np.arange(first_position, first_position + count, dtype=np.int64),
-        row_starts=np.asarray([0, count], dtype=np.int64),
-        context_tokens=np.zeros(1, dtype=np.int64),
-        block_tables=np.asarray([pages], dtype=np.int32),
-        logit_tokens=np.asarray([count - 1], dtype=np.int64),
-        score_tokens=np.zeros(0, dtype=np.int64),
-        score_targets=np.zeros(0, dtype=np.int64),
-    )
-    logits: torch.Tensor = engine.lane._runner.launch(batch).result().logits[0]
-    return logits
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
@@ -140,7 +121,7 @@ def composed(kernels: KernelSet) -> KernelSet:
 def with_gate_and_up_swapped(kernels: KernelSet) -> KernelSet:
     pack = kernels.gated_mlp
     assert pack is not None
-    return replace(kernels, gated_mlp=lambda norm, gate, up, down: pack(norm, up, gate, down))
+    return replace(kernels, gated_mlp=lambda norm, gate, up, down, block: pack(norm, up, gate, down, block))
 
 
 def with_twice_the_norm(kernels: KernelSet) -> KernelSet:

@@ -115,22 +115,33 @@ def tiny_engine(
     weight_dtype: torch.dtype | None = None,
     kv_dtype: torch.dtype | None = None,
     only: str | None = None,
+    rotated: bool | None = None,
     wrap_kernels: Callable[[KernelSet], KernelSet] = lambda kernels: kernels,
     eos_ids: frozenset[int] = frozenset(),
     tiers: Tiers | None = None,
     eviction: Eviction = "sweep",
+    speculation: bool = True,
 ) -> TinyEngine:
     """An engine with poisoned pages on this model's weights; `weight_dtype` and `kv_dtype` are `dtype` where they are
-    not given, `only` forces one kind of kernels."""
+    not given, `only` forces one kind of kernels, `rotated` is the decoder's."""
     config = config_from_hf(model.config.to_dict())
     weight_dtype, kv_dtype = weight_dtype or dtype, kv_dtype or dtype
     context = KernelContext("cpu", dtype, weight_dtype, kv_dtype, config.head_dim)
     kernels = wrap_kernels(choose_kernels(context, only=only))
-    decoder = Decoder.load(config, kernels, StateDictCheckpoint(hf_tensors(model)), dtype, weight_dtype)
+    decoder = Decoder.load(config, kernels, StateDictCheckpoint(hf_tensors(model)), dtype, weight_dtype, rotated)
     cache = KVCache(config, num_pages, kv_dtype, kernels, poison=True)
     store = PrefixStore(PagePool(num_pages), cache, "tiny")
     runner = ModelRunner(decoder, cache, VOCABULARY)
-    lane = Lane("tiny", runner, store, eos_ids, step_tokens=step_tokens, tiers=tiers, eviction=eviction)
+    lane = Lane(
+        "tiny",
+        runner,
+        store,
+        eos_ids,
+        step_tokens=step_tokens,
+        tiers=tiers,
+        eviction=eviction,
+        speculation=speculation,
+    )
     return TinyEngine(Core({"tiny": lane}), lane)
 
 

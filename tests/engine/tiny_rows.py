@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tiny_models as tiny
+import torch
 from tiny_models import TinyEngine
 from transformers import PreTrainedModel
 
+from antiphon.engine.batch import Batch, Phase
 from antiphon.engine.prefix_store import Keep, Prefix
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.row import Row, RowKind
@@ -39,3 +42,22 @@ def new_tokens(engine: TinyEngine, rows: list[Row]) -> list[tuple[int, ...]]:
 
 def alone(model: PreTrainedModel, ids: list[int], params: SamplingParams = GREEDY) -> tuple[int, ...]:
     return new_tokens(tiny.tiny_engine(model), [suffix_row(ids, params=params)])[0]
+
+
+def last_logits(engine: TinyEngine, token_ids: list[int], first_position: int = 0) -> torch.Tensor:
+    """Logits after these tokens, from an empty cache."""
+    count = len(token_ids)
+    pages = engine.lane.store.allocate(4)
+    batch = Batch(
+        phase=Phase.EXTEND,
+        token_ids=np.asarray(token_ids, dtype=np.int64),
+        positions=np.arange(first_position, first_position + count, dtype=np.int64),
+        row_starts=np.asarray([0, count], dtype=np.int64),
+        context_tokens=np.zeros(1, dtype=np.int64),
+        block_tables=np.asarray([pages], dtype=np.int32),
+        logit_tokens=np.asarray([count - 1], dtype=np.int64),
+        score_tokens=np.zeros(0, dtype=np.int64),
+        score_targets=np.zeros(0, dtype=np.int64),
+    )
+    logits: torch.Tensor = engine.lane._runner.launch(batch).result().logits[0]
+    return logits

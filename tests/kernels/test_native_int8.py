@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from antiphon.kernels import native, reference_int8
 from antiphon.kernels.native_int8 import NativeInt8Linear, pack_int8_linear
+from antiphon.kernels.native_layer import LayerOps
+from antiphon.kernels.ops import ONE_PLANE, Planes
 from antiphon.kernels.reference_int8 import Int8PlainLinear
 
 pytestmark = pytest.mark.skipif(native.available() is not None, reason=str(native.available()))
 ISAS = native.supported_isas() if native.available() is None else ()
+TWO = Planes(weight=True)
 WIDE_ISAS = [isa for isa in ISAS if isa in ("avx2", "portable")]  # the forms with int16 activations
 
 SHAPES = [(1, 1, 1), (1, 2, 16), (2, 3, 17), (5, 96, 15), (6, 31, 33), (7, 64, 16), (13, 130, 47), (23, 513, 65)]
@@ -63,6 +67,73 @@ def test_equals_the_same_quantisation_in_torch_bitwise(
     assert torch.equal(poisoned(layer, x), oracle(x))
     assert torch.equal(poisoned(layer, x, residual), oracle(x, residual))
     assert torch.equal(poisoned(pack_int8_linear(weight), x, residual), plain(weight, None)(x, residual))
+
+
+@pytest.mark.parametrize("isa", WIDE_ISAS)
+@pytest.mark.parametrize(("rows", "num_k", "columns"), [(1, 1, 1), (7, 64, 16), (13, 130, 47), (23, 513, 65)])
+def test_two_planes_equal_the_same_planes_in_torch_bitwise(
+    isa: str, rows: int, num_k: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    x, weight, bias, residual = operands(rows, num_k, columns)
+    kept = weight.clone()
+    layer, oracle = pack_int8_linear(weight, bias, TWO), reference_int8.linear(weight, bias, TWO)
+    assert torch.equal(poisoned(layer, x), oracle(x))
+    assert torch.equal(poisoned(layer, x, residual), oracle(x, residual))
+    assert torch.equal(weight, kept), "what is packed is left as it was"
+    assert layer.num_bytes == 2 * pack_int8_linear(weight).num_bytes + bias.nbytes
+    assert num_k == 1 or not torch.equal(layer(x), plain(weight, bias)(x))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_second_plane_takes_the_rounding_of_weights_away(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With x of one value a row, which 8 bits hold exactly, only the weights are rounded."""
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    _, weight, _, _ = operands(1, 896, 300)
+    x = torch.eye(896)[:40]
+    errors = [
+        (pack_int8_linear(weight, planes=planes)(x) - x @ weight.T).std() / weight.std() for planes in (ONE_PLANE, TWO)
+    ]
+    assert errors[1] < errors[0] / 100
+    assert errors[0] > 1e-3
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("rows", "num_k", "columns"), [(1, 1, 1), (7, 64, 16), (40, 130, 47), (23, 513, 65)])
+def test_a_second_plane_of_the_activations_equals_that_in_torch_bitwise_where_they_have_8_bits(
+    isa: str, rows: int, num_k: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    x, weight, bias, residual = operands(rows, num_k, columns)
+    x[rows // 2] = 0
+    both = Planes(weight=True, activations=True)
+    layer, found = pack_int8_linear(weight, bias, both), reference_int8.linear(weight, bias, both)
+    assert isinstance(found, Int8PlainLinear) and found.fine is not None
+    if layer.levels <= 127:
+        found = replace(found, levels=127, fine=replace(found.fine, levels=127))
+    assert torch.equal(poisoned(layer, x, residual), found(x, residual))
+    exact = x.double() @ weight.double().T + bias
+    found_with = [pack_int8_linear(weight, bias, planes)(x).double() for planes in (both, TWO)]
+    error, plain_error = ((found - exact).square().mean().sqrt() for found in found_with)
+    if layer.levels <= 127 and num_k > 1:
+        assert error < plain_error / 20
+    else:
+        assert error <= 1.001 * plain_error + 1e-7
+    x[0, 0] = float("nan")
+    assert layer(x)[0].isnan().all() and not layer(x)[1:].isnan().any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_head_of_two_planes_scores_what_its_logits_say(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.ISA_VARIABLE, isa)
+    x, weight, _, _ = operands(9, 130, 70)
+    targets = torch.arange(9) * 7
+    for planes, near in ((TWO, True), (ONE_PLANE, False)):
+        head = pack_int8_linear(weight, planes=planes)
+        found = LayerOps().log_prob(x, head, targets, 65)
+        logits = pack_int8_linear(weight, planes=TWO)(x)[:, :65].double()
+        exact = (logits.gather(1, targets[:, None])[:, 0] - logits.logsumexp(1)).float()
+        assert torch.allclose(found, exact, rtol=1e-6, atol=1e-6) == near
 
 
 def test_the_comparison_with_torch_can_fail() -> None:

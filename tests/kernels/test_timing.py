@@ -48,6 +48,7 @@ class PlainMlp:
     gate: Tensor
     up: Tensor
     down: Tensor
+    block: int = 1
 
     @property
     def num_bytes(self) -> int:

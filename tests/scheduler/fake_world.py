@@ -30,6 +30,7 @@ from antiphon.kernels.registry import choose_kernels
 from antiphon.scheduler.core import Core
 from antiphon.scheduler.gate import Gate, GateOptions
 from antiphon.scheduler.lane import Lane
+from antiphon.scheduler.quoted_text import QuotedText
 from antiphon.scheduler.residency import Tiers
 from antiphon.scheduler.row import FinishReason, Row, RowKind
 
@@ -315,6 +316,10 @@ class World:
             assert row.scores == [float(-length) for length in wanted] or not row.score_stop
 
     def _submit(self, row: Row) -> None:
+        """Half of the rows quote what they will say, with a wrong token here and there."""
+        if self.rng.random() < 0.5:
+            reply = oracle(row.token_ids, row.params.max_new_tokens)
+            row.quotes = QuotedText([token if self.rng.random() < 0.9 else 0 for token in reply])
         self.rows.append(row)
         self.lane.submit(row)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from antiphon.engine.sampler import Sampled
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.kernels import native
-from antiphon.kernels.ops import KernelSet, PackedLinear
+from antiphon.kernels.ops import ONE_PLANE, KernelSet, PackedLinear, Planes
 from antiphon.scheduler.lane import Lane
 from antiphon.scheduler.row import Row
 
@@ -166,7 +166,7 @@ class _BatchDependentLinear:
 
 
 def _with_batch_dependent_sums(kernels: KernelSet) -> KernelSet:
-    def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    def pack(weight: Tensor, bias: Tensor | None, planes: Planes = ONE_PLANE) -> PackedLinear:
         num_k = weight.shape[1]
         first, second = weight[:, : num_k // 2].contiguous(), weight[:, num_k // 2 :].contiguous()
         halves = (kernels.linear(first, bias), kernels.linear(second, None))

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from antiphon.engine.pages import KVCache
 from antiphon.engine.prefix_store import PrefixStore
+from antiphon.scheduler import verification
 from antiphon.scheduler.admission import Admission
 
 # About twenty histories a second; more of them with ANTIPHON_SEEDS, from ANTIPHON_FIRST_SEED on.
@@ -54,10 +55,15 @@ def test_a_seed_is_the_same_history_every_time() -> None:
     assert [list(row.token_ids) for row in first.rows] == [list(row.token_ids) for row in second.rows]
 
 
-FAULTS: dict[str, tuple[type, str, Callable[..., object]]] = {
+FAULTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "a partial page is shared, not copied": (KVCache, "copy_pages", lambda cache, source, target: None),
     "a state arrives without its bits": (KVCache, "copy_in", lambda cache, pages, tensors: None),
     "what leaves is not told": (PrefixStore, "_drop", lambda store, key: store._declared.pop(key)),
+    "a drafted token stays that was not sampled": (
+        verification,
+        "_num_equal",
+        lambda left, right: min(map(len, (left, right))),
+    ),
     "idle rows never make room": (Admission, "make_room", lambda admission, held: False),
 }
 

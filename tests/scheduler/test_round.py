@@ -20,7 +20,7 @@ from antiphon.engine.prefix_store import Prefix
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.gate import GateOptions
-from antiphon.scheduler.round import RoundRequest, RoundResult, run_round
+from antiphon.scheduler.round import RoundRequest, RoundResult, _build_rows, run_round
 from antiphon.scheduler.row import FinishReason, Row, RowKind
 
 T = TypeVar("T")
@@ -216,3 +216,22 @@ def test_a_round_that_fails_frees_every_row(model: PreTrainedModel) -> None:
 
     with running_client(engine) as client:
         run(scattered(client, engine))
+
+
+def test_replies_with_drafts_are_those_without(model: PreTrainedModel, usual: RoundResult) -> None:
+    without = scatter(model, GateOptions("first-token"), speculation=False)[0]
+    assert without.replies == usual.replies
+
+
+def test_rows_quote_their_shard_alone_and_share_its_index(model: PreTrainedModel) -> None:
+    async def quoted(client: LaneClient) -> list[Any]:
+        parent, prefixes = await read(client, SHARDS)
+        asked = request(prefixes, GateOptions("none"))
+        rows, _ = await client.call(lambda: _build_rows(client, asked))
+        client.release([parent, *prefixes])
+        return [row.quotes for row in rows]
+
+    with running_client(tiny.tiny_engine(model)) as client:
+        texts = run(quoted(client))
+    assert [list(text.token_ids) for text in texts] == SHARDS * len(QUERIES)
+    assert texts[: len(SHARDS)] == texts[len(SHARDS) :]

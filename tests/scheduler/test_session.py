@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -15,7 +17,7 @@ from antiphon.engine.errors import AbortedError, AntiphonError, CapacityError, I
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.row import Row, RowKind
-from antiphon.scheduler.session import Session
+from antiphon.scheduler.session import Session, TextStream
 
 T = TypeVar("T")
 
@@ -208,3 +210,56 @@ def test_closing_a_session_ends_the_turn_that_is_under_way(model: PreTrainedMode
         talk.append(prompt(100))
         run(closed(talk, client))
         assert engine.lane.store.pool.num_free == 64
+
+
+@pytest.mark.parametrize("grammar", [None, "start: /[a-z]{20,30}/"])
+def test_a_turns_text_comes_as_it_is_written(model: PreTrainedModel, grammar: str | None) -> None:
+    async def listen(client: LaneClient) -> None:
+        talk, pieces = session(client), list[str]()
+        loop_thread, early = threading.get_ident(), list[int]()
+
+        def hear(text: str) -> None:
+            assert threading.get_ident() == loop_thread and text
+            early.append(client.lane.num_steps)
+            pieces.append(text)
+
+        talk.append(prompt(20))
+        params = SamplingParams(max_new_tokens=60)
+        made = await talk.generate(params, grammar, hear)
+        assert "".join(pieces) == made.text
+        assert min(early) < client.lane.num_steps, "the first text came before the last step"
+        talk.close()
+        again = session(client)
+        again.append(prompt(20))
+        assert await again.generate(params, grammar) == replace(made, cached_tokens=0, prefill_tokens=20)
+        again.close()
+
+    with running_client(tiny.tiny_engine(model)) as client:
+        run(listen(client))
+
+
+@pytest.mark.parametrize("eos_ids", [frozenset(), TOKENIZER.eos_ids])
+def test_an_end_token_is_text_only_where_others_follow_it(model: PreTrainedModel, eos_ids: frozenset[int]) -> None:
+    async def listen(client: LaneClient) -> None:
+        talk, pieces = session(client), list[str]()
+        talk.append(prompt(20))
+        params = SamplingParams(max_new_tokens=6, logit_bias={END: 1000.0})
+        made = await talk.generate(params, on_text=pieces.append)
+        assert made.text == TOKENIZER.decode([END] * 5) if not eos_ids else made.text == ""
+        assert "".join(pieces) == made.text
+        talk.close()
+
+    with running_client(tiny.tiny_engine(model, eos_ids=eos_ids)) as client:
+        run(listen(client))
+
+
+def test_a_listener_whose_loop_is_gone_harms_no_row(model: PreTrainedModel) -> None:
+    async def listener() -> TextStream:
+        return TextStream(TOKENIZER, lambda text: None)
+
+    engine = tiny.tiny_engine(model)
+    rows = [Row(RowKind.DRIVER, prompt(30), GREEDY, on_tokens=run(listener()).post), Row(RowKind.DRIVER, [5], GREEDY)]
+    engine.run(rows)
+    assert [row.future.result(0).new_token_ids for row in rows] == [
+        fresh_tokens(model, ids) for ids in (prompt(30), [5])
+    ]

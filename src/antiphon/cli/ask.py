@@ -40,6 +40,7 @@ def ask(
     second_reader: flags.SecondReader = None,
     query_first: flags.QueryFirst = None,
     reply_grammar: flags.ReplyGrammar = None,
+    overlap: flags.Overlap = None,
     threads: flags.Threads = None,
     memory: flags.Memory = None,
     host_memory: flags.HostMemory = None,
@@ -47,6 +48,8 @@ def ask(
     dtype: flags.Dtype = None,
     quantization: flags.Quantization = None,
     kv_cache_dtype: flags.KvCacheDtype = None,
+    speculation: flags.Speculation = None,
+    trace: flags.Trace = None,
     json: flags.Json = False,
     quiet: flags.Quiet = False,
 ) -> None:

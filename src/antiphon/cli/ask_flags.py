@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -118,6 +119,14 @@ ReplyGrammar = Annotated[
         help="What workers can write: unknown-or-json, verbatim (true quotes only) or none.",
     ),
 ]
+Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap/--no-overlap",
+        rich_help_panel=_METHOD,
+        help="Read while the driver plans, and ask while it writes; the answer is the same.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -172,6 +181,24 @@ KvCacheDtype = Annotated[
         metavar="DTYPE",
         rich_help_panel=_MACHINE,
         help="Of keys and values that are kept: auto, float32, bf16 or int8.",
+    ),
+]
+Speculation = Annotated[
+    bool | None,
+    typer.Option(
+        "--speculation/--no-speculation",
+        rich_help_panel=_MACHINE,
+        help="Draft what replies quote of their shards: the same replies, sooner.",
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        dir_okay=False,
+        rich_help_panel=_OUTPUT,
+        help="Write what ran when into FILE, which Perfetto (ui.perfetto.dev) opens.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object and nothing else.")]

@@ -19,10 +19,12 @@ _ENGINE_FIELDS = {
     "dtype": "dtype",
     "quantization": "quantization",
     "kv_cache_dtype": "kv_cache_dtype",
+    "speculation": "speculation",
     "threads": "threads",
     "memory": "memory_bytes",
     "host_memory": "host_memory_bytes",
     "disk_memory": "disk_memory_bytes",
+    "trace": "trace",
 }
 _SIZES = ("memory", "host_memory", "disk_memory")
 _PARSER_FIELDS = {
@@ -34,6 +36,7 @@ _PARSER_FIELDS = {
     "readers": "readers",
     "second_reader": "second_reader",
     "query_first": "query_first",
+    "overlap": "overlap",
     "reply_grammar": "reply_grammar",
     "shard_tokens": "shard_tokens",
     "shard_overlap": "shard_overlap",

@@ -45,9 +45,11 @@ class RecordingCorpus:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._corpus, name)
 
-    async def scatter(self, queries: Sequence[str], options: ScatterOptions, on_row: Callable[[Any], None]) -> Round:
+    async def scatter(
+        self, queries: Sequence[str], options: ScatterOptions, on_row: Callable[[Any], None], *, joins: bool = False
+    ) -> Round:
         """As `Corpus.scatter`; the round's record holds replies that did not abstain, and every row's relevance."""
-        round_: Round = await self._corpus.scatter(queries, options, on_row)
+        round_: Round = await self._corpus.scatter(queries, options, on_row, joins=joins)
         num_shards = len(self._corpus.shards)
         relevance: list[list[float | None]] = [[None] * num_shards for _ in queries]
         ungated: list[list[int]] = [[] for _ in queries]

@@ -11,6 +11,7 @@ from antiphon.engine.sampling_params import SamplingParams
 from antiphon.events import EventSink
 from antiphon.methods.options import Gate, ReplyGrammar
 from antiphon.methods.worker_reply import reply_grammar
+from antiphon.scheduler.trace import Trace
 from antiphon.sharding import Shard
 
 
@@ -74,8 +75,11 @@ class Corpus(Protocol):
     @property
     def prefill_tokens(self) -> int: ...
 
-    async def scatter(self, queries: Sequence[str], options: ScatterOptions, on_row: Callable[[Any], None]) -> Round:
-        """Ask every shard every query; `on_row` is called with each `WorkerReply` when its row ends."""
+    async def scatter(
+        self, queries: Sequence[str], options: ScatterOptions, on_row: Callable[[Any], None], *, joins: bool = False
+    ) -> Round:
+        """Ask every shard every query; `on_row` is called with each `WorkerReply` when its row ends. With `joins` they
+        belong to the round of the scatter before: its rows and theirs are urgent alike."""
         ...
 
     async def release(self) -> None:
@@ -109,7 +113,12 @@ class Session(Protocol):
         ...
 
     def append(self, token_ids: Sequence[int]) -> None: ...
-    async def generate(self, sampling: SamplingParams, grammar: str | None = None) -> Generation: ...
+    async def generate(
+        self, sampling: SamplingParams, grammar: str | None = None, on_text: Callable[[str], None] | None = None
+    ) -> Generation:
+        """Write a turn; `on_text` is called with its text as it comes."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -144,6 +153,8 @@ class Engine(Protocol):
 
     @property
     def driver(self) -> LoadedModel: ...
+    @property
+    def trace(self) -> Trace | None: ...
     def session(self, role: str = "driver") -> Session: ...
 
     async def register(

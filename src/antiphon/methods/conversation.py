@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from antiphon.engine.errors import AbortedError, CapacityError
 from antiphon.methods.backend import Engine
 from antiphon.methods.driver_grammar import TurnKind, driver_grammar
+from antiphon.methods.driver_turn import QueryStream
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.prompts import ParSerPrompts
 from antiphon.methods.tool_calls import CALL_OPEN, THINK_CLOSE, THINK_OPEN
 from antiphon.results import Usage
+from antiphon.scheduler.trace import traced
 
 MIN_TURN_TOKENS = 32
 MAX_ANSWER_TOKENS = 512
@@ -51,6 +53,7 @@ class Conversation:
         self._results: list[str] = []
         notice_tokens = len(self._forced_opening([]))
         self._session = engine.session("driver")
+        self._trace = engine.trace
         # What is never used, so that it looks to the driver as if its context were shorter.
         self._withheld_tokens = max(0, self._session.free_tokens - (options.driver_context or sys.maxsize))
         self._answer_tokens = self._choose_answer_tokens()
@@ -93,10 +96,11 @@ class Conversation:
         self._results += results
         self._unread = self._chat.continuation(self._results, **self._flags)
 
-    async def turn(self, kind: TurnKind) -> Turn:
-        """Have the driver write one turn under the grammar of `kind`, or freely where grammars are off."""
+    async def turn(self, kind: TurnKind, on_query: Callable[[str], None] | None = None) -> Turn:
+        """Have the driver write one turn under the grammar of `kind`, or freely where grammars are off. `on_query` is
+        called with each query as soon as its call is complete."""
         max_new_tokens = min(self._options.driver_max_new_tokens, self.room_tokens)
-        return await self._generate(self._unread, kind, max_new_tokens)
+        return await self._generate(self._unread, kind, max_new_tokens, on_query)
 
     async def forced_answer(self) -> Turn:
         """The last turn: no tool, only an answer from what was gathered. Its room was kept free from the beginning."""
@@ -115,11 +119,21 @@ class Conversation:
     def _ends_in_thought(self, tokens: Sequence[int]) -> bool:
         return self._tokenizer.decode(tokens[-4:]).rstrip().endswith(THINK_OPEN)
 
-    async def _generate(self, tokens: list[int], kind: TurnKind, max_new_tokens: int) -> Turn:
+    async def _generate(
+        self,
+        tokens: list[int],
+        kind: TurnKind,
+        max_new_tokens: int,
+        on_query: Callable[[str], None] | None = None,
+    ) -> Turn:
         started = time.perf_counter()
+        in_thinking = self._ends_in_thought(tokens)
         self._session.append(tokens)
-        sampling = self._options.driver_sampling(max_new_tokens)
-        generation = await self._session.generate(sampling, self._grammar(kind))
+        on_text = None if on_query is None else _query_listener(on_query, in_thinking)
+        with traced(self._trace, "turns", kind):
+            generation = await self._session.generate(
+                self._options.driver_sampling(max_new_tokens), self._grammar(kind), on_text
+            )
         if generation.finish_reason == "abort":
             raise AbortedError("the question was aborted while the driver was writing")
         self._usage.driver_prefill_tokens += generation.prefill_tokens
@@ -129,7 +143,7 @@ class Conversation:
         return Turn(
             text=generation.text,
             finish_reason=generation.finish_reason,
-            in_thinking=self._ends_in_thought(tokens),
+            in_thinking=in_thinking,
             seconds=time.perf_counter() - started,
         )
 
@@ -146,3 +160,13 @@ class Conversation:
     def close(self) -> None:
         """Release the session and all that it holds."""
         self._session.close()
+
+
+def _query_listener(on_query: Callable[[str], None], in_thinking: bool) -> Callable[[str], None]:
+    stream = QueryStream(in_thinking=in_thinking)
+
+    def hear(text: str) -> None:
+        for query in stream.push(text):
+            on_query(query)
+
+    return hear

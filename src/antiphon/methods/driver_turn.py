@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from antiphon.methods.json_scan import printable
 from antiphon.methods.prompts import QUERY_TOOL
-from antiphon.methods.tool_calls import BrokenCall, Text, ToolCall, ToolCallParser
+from antiphon.methods.tool_calls import BrokenCall, CallEvent, Text, ToolCall, ToolCallParser
 
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 MAX_QUERY_CHARS = 2000
@@ -42,9 +43,9 @@ def classify_turn(
     """
     parser = ToolCallParser((QUERY_TOOL,), in_thinking=in_thinking)
     events = parser.push(text) + parser.finish()
-    queries = tuple(query for event in events if isinstance(event, ToolCall) if (query := _query(event)))
+    queries = _queries(events)
     if queries:
-        return Queries(queries)
+        return Queries(tuple(queries))
     if any(isinstance(event, ToolCall) for event in events):
         return Invalid(f"{QUERY_TOOL} needs a query of 1 to {MAX_QUERY_CHARS} characters")
     spoken = "".join(event.text for event in events if isinstance(event, Text))
@@ -55,6 +56,18 @@ def classify_turn(
     if finish_reason == "length":
         return Invalid("the turn was too long and was cut off")
     return Invalid(broken or "there is neither a call nor an answer")
+
+
+class QueryStream:
+    """The queries of a turn that is still being written. What it gives is how the whole turn's queries begin, in any
+    pieces: calls that are written in another way than natively count only when the turn has ended."""
+
+    def __init__(self, *, in_thinking: bool = False) -> None:
+        self._parser = ToolCallParser((QUERY_TOOL,), in_thinking=in_thinking)
+
+    def push(self, text: str) -> list[str]:
+        """Reads more text; returns the queries that it completed."""
+        return _queries(self._parser.push(text))
 
 
 def extract_answer(text: str, *, complete: bool = True) -> str:
@@ -72,6 +85,10 @@ def spoken_text(text: str, *, in_thinking: bool = False) -> str:
     parser = ToolCallParser((QUERY_TOOL,), in_thinking=in_thinking)
     events = parser.push(text) + parser.finish()
     return "".join(event.text for event in events if isinstance(event, Text)).strip()
+
+
+def _queries(events: Iterable[CallEvent]) -> list[str]:
+    return [query for event in events if isinstance(event, ToolCall) if (query := _query(event))]
 
 
 def _query(call: ToolCall) -> str:

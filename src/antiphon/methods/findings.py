@@ -26,25 +26,30 @@ class RoundFindings:
 
 
 class FindingReader:
-    """Reads the rows of one round. `row_finished` may be called while the round runs, for its events."""
+    """Reads the rows of one scatter: a round, or (`queries` are its queries from `first_query` on) a part of one.
+    `row_finished` may be called while it runs, for its events."""
 
-    def __init__(self, corpus: Corpus, queries: Sequence[str], round_number: int, on_event: EventSink) -> None:
+    def __init__(
+        self, corpus: Corpus, queries: Sequence[str], round_number: int, on_event: EventSink, first_query: int = 0
+    ) -> None:
         self._corpus = corpus
         self._queries = queries
         self._round_number = round_number
         self._on_event = on_event
+        self._first_query = first_query
         self._read: dict[tuple[int, int, str], Evidence | Abstention | Malformed] = {}
 
     def row_finished(self, reply: WorkerReply) -> None:
         """Emit the events of one row, and remember its outcome."""
         outcome = self._outcome(reply)
         abstained = isinstance(outcome, Abstention)
-        self._on_event(RowFinished(self._round_number, reply.query, reply.shard, abstained))
+        query = self._first_query + reply.query
+        self._on_event(RowFinished(self._round_number, query, reply.shard, abstained))
         if isinstance(outcome, Evidence):
             self._on_event(FindingFound(outcome))
 
     def gather(self, replies: Sequence[WorkerReply]) -> RoundFindings:
-        """The findings of all rows of the round, whether or not `row_finished` saw them."""
+        """The findings of all rows, whether or not `row_finished` saw them."""
         outcomes = [self._outcome(reply) for reply in replies]
         return RoundFindings(
             evidence=merge_findings([outcome for outcome in outcomes if isinstance(outcome, Evidence)]),
@@ -75,6 +80,15 @@ class FindingReader:
             query=self._queries[reply.query],
             round=self._round_number,
         )
+
+
+def merge_rounds(parts: Sequence[RoundFindings]) -> RoundFindings:
+    """What the parts of one round found, as if they had been one scatter."""
+    return RoundFindings(
+        evidence=merge_findings([item for part in parts for item in part.evidence]),
+        num_abstentions=sum(part.num_abstentions for part in parts),
+        num_malformed=sum(part.num_malformed for part in parts),
+    )
 
 
 def merge_findings(findings: Sequence[Evidence]) -> tuple[Evidence, ...]:

@@ -23,7 +23,9 @@ class ParSerOptions:
     a worker that can abstain, `gate="first-token", readers=0, second_reader=False` is exact. Lengths are tokens.
     `max_repeats` turns in a row that only repeat earlier queries force the answer (0 never does).
     `driver_context` 0 is the driver's own limit. `readers` is how many shards of a query go on
-    after the gate (0: all that do not abstain).
+    after the gate (0: all that do not abstain). `overlap` lets work that does not wait for other work run beside it:
+    the document is read during the driver's first turn, and a query is asked while the driver writes the next; it
+    changes when things happen, not what.
     `shard_tokens` and `shard_overlap` are for documents that `ParSer.ask` registers itself.
     """
 
@@ -45,6 +47,7 @@ class ParSerOptions:
     observation_tokens: int = 2048
     shard_tokens: int = 512
     shard_overlap: int = 0
+    overlap: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

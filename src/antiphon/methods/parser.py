@@ -7,27 +7,33 @@
         neither       a hint that the action was invalid goes into the history
     turns run out, or the driver's context is full: one last turn that must answer
 
+With `overlap` the document is read beside the first turn, and a query goes to the shards while the driver writes on.
+
 After arXiv 2609.06702. Ours, where the paper is silent: the first turn must ask (`query_first`), a query asked before
 is answered from what was found then, the hint is a tool result, and the last turn is forced.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from antiphon.document import Document
 from antiphon.engine.errors import InputError
-from antiphon.events import Answered, DriverTurn, EventSink, RoundFinished, RoundStarted, ignore_event
-from antiphon.methods.backend import Corpus, Engine, Round, ScatterOptions
+from antiphon.events import Answered, DriverTurn, EventSink, RoundFinished, ignore_event
+from antiphon.methods.backend import Corpus, Engine, ScatterOptions
 from antiphon.methods.conversation import Conversation
+from antiphon.methods.driver_grammar import TurnKind
 from antiphon.methods.driver_turn import FinalAnswer, Invalid, Queries, classify_turn, extract_answer, spoken_text
-from antiphon.methods.findings import FindingReader, normalised
+from antiphon.methods.findings import normalised
 from antiphon.methods.observation import observation, split_budget
+from antiphon.methods.open_round import OpenRound
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.prompts import ParSerPrompts
 from antiphon.results import Answer, Evidence, RoundRecord
+from antiphon.scheduler.trace import Trace, traced
 
 METHOD = "parser"
 NOT_FOUND = "not found in the document"
@@ -54,15 +60,11 @@ class ParSer:
         started = time.perf_counter()
         answer = Answer(answer=NOT_FOUND, method=METHOD, stopped="no-document")
         if isinstance(text, Document):
-            corpus = await self.register(text, on_event)
-            answer.seconds.read = time.perf_counter() - started
-            answer.usage.worker_prefill_tokens = corpus.prefill_tokens
-            try:
-                await self._inquire(corpus, question, answer, on_event)
-            finally:
-                await corpus.release()
+            await self._read_and_inquire(text, question, answer, on_event)
         else:
-            await self._inquire(text, question, answer, on_event)
+            _count_shards(text, answer)
+            if text.shards:
+                await self._inquire(_ready(text), question, answer, on_event)
         answer.seconds.total = time.perf_counter() - started
         on_event(Answered(answer))
         return answer
@@ -77,30 +79,62 @@ class ParSer:
             on_event=on_event,
         )
 
-    async def _inquire(self, corpus: Corpus, question: str, answer: Answer, on_event: EventSink) -> None:
-        answer.usage.shards = len(corpus.shards)
-        answer.usage.document_tokens = corpus.document_tokens
-        if not corpus.shards:
-            return
-        conversation = Conversation(self._engine, self.options, self.prompts, question, answer.usage)
+    async def _read_and_inquire(self, document: Document, question: str, answer: Answer, on_event: EventSink) -> None:
+        """The reading and, beside it or after it, the question. Where one fails the other is cancelled, and when this
+        returns nothing of either is left."""
+        reading: asyncio.Task[Corpus] | None = None
         try:
-            await _Inquiry(self.options, self.prompts, corpus, conversation, answer, on_event).run()
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(self._read(document, answer, on_event))
+                if not self.options.overlap and not (await reading).shards:
+                    return
+                inquiry = group.create_task(self._inquire(reading, question, answer, on_event))
+                if not (await reading).shards:
+                    inquiry.cancel()
+                    answer.answer, answer.stopped, answer.notes = NOT_FOUND, "no-document", []
+        except BaseExceptionGroup as failures:  # what the first failure led to is of no interest
+            raise failures.exceptions[0] from None
+        finally:
+            if reading is not None and reading.done() and not reading.cancelled() and reading.exception() is None:
+                await reading.result().release()
+
+    async def _read(self, document: Document, answer: Answer, on_event: EventSink) -> Corpus:
+        started = time.perf_counter()
+        with traced(self._engine.trace, "reading", "reading"):
+            corpus = await self.register(document, on_event)
+        answer.seconds.read = time.perf_counter() - started
+        answer.usage.worker_prefill_tokens += corpus.prefill_tokens
+        _count_shards(corpus, answer)
+        return corpus
+
+    async def _inquire(
+        self, corpus: asyncio.Future[Corpus], question: str, answer: Answer, on_event: EventSink
+    ) -> None:
+        conversation = Conversation(self._engine, self.options, self.prompts, question, answer.usage)
+        inquiry = _Inquiry(self.options, self.prompts, corpus, conversation, answer, on_event, self._engine.trace)
+        try:
+            await inquiry.run()
         finally:
             conversation.close()
+            await inquiry.close()
 
 
 @dataclass
 class _Inquiry:
-    """One question on its way to its answer."""
+    """One question on its way to its answer; `corpus` may still be read."""
 
     options: ParSerOptions
     prompts: ParSerPrompts
-    corpus: Corpus
+    corpus: asyncio.Future[Corpus]
     conversation: Conversation
     answer: Answer
     on_event: EventSink
+    trace: Trace | None
     # Normalised query → what was found when it was first asked.
     asked: dict[str, tuple[Evidence, ...]] = field(default_factory=dict)
+    # The queries of the turn that is being written, and the round that they have opened.
+    heard: list[str] = field(default_factory=list)
+    round: OpenRound | None = None
 
     async def run(self) -> None:
         """Turns until one answers; `answer` holds the outcome."""
@@ -124,35 +158,67 @@ class _Inquiry:
 
     async def _next_action(self, number: int) -> Queries | FinalAnswer | Invalid:
         must_query = self.options.query_first and not self.answer.rounds
-        turn = await self.conversation.turn("query" if must_query else "query-or-answer")
+        self.heard = []
+        kind: TurnKind = "query" if must_query else "query-or-answer"
+        turn = await self.conversation.turn(kind, self._hear if self.options.overlap else None)
         self.answer.seconds.driver += turn.seconds
         self.on_event(DriverTurn(number, turn.text, turn.seconds))
         action = classify_turn(turn.text, finish_reason=turn.finish_reason, in_thinking=turn.in_thinking)
+        asked = list(self._fresh(action.queries).values()) if isinstance(action, Queries) else []
+        if self.round is not None and self.round.queries != asked[: len(self.round.queries)]:
+            await self.close()  # the turn as it ended is what counts
         if must_query and isinstance(action, FinalAnswer):
             return Invalid(self.prompts.ask_first)
         return action
 
+    async def close(self) -> None:
+        """Cancels the round that is open, if one is; its rows have ended when this returns."""
+        opened, self.round = self.round, None
+        if opened is not None:
+            await opened.close()
+
+    def _hear(self, query: str) -> None:
+        """A call is complete while the driver writes on: what the turn's end would ask is asked now."""
+        self.heard.append(query)
+        fresh = list(self._fresh(self.heard).values())
+        if fresh:
+            self._scatter(fresh)
+
+    def _scatter(self, queries: Sequence[str]) -> OpenRound:
+        """Scatters those of `queries` that the open round, whose queries they begin with, does not have yet."""
+        if self.round is None:
+            number = len(self.answer.rounds) + 1
+            self.round = OpenRound(self.corpus, self._scatter_options(), number, self.on_event, self.trace)
+        new = queries[len(self.round.queries) :]
+        if new:
+            self.round.add(new)
+        return self.round
+
+    def _fresh(self, queries: Sequence[str]) -> dict[str, str]:
+        """Of a turn's queries those that are made and were not asked before, by their normalised form."""
+        fresh: dict[str, str] = {}
+        for query in queries[: self.options.max_queries]:
+            if normalised(query) not in self.asked:
+                fresh.setdefault(normalised(query), query)
+        return fresh
+
     async def _ask_shards(self, queries: Sequence[str]) -> bool:
         """Scatter the queries not asked before, and give the driver the findings of all. Whether any was new."""
         made, dropped = queries[: self.options.max_queries], queries[self.options.max_queries :]
-        fresh: dict[str, str] = {}
-        for query in made:
-            if normalised(query) not in self.asked:
-                fresh.setdefault(normalised(query), query)
+        fresh = self._fresh(queries)
         if fresh:
-            await self._scatter(list(fresh.values()))
+            await self._run_round(list(fresh.values()))
         results = self._observations(made, fresh)
         if dropped:
             results.append(self.prompts.too_many.format(max_queries=self.options.max_queries))
         self.conversation.add_results(results)
         return bool(fresh)
 
-    async def _scatter(self, queries: list[str]) -> None:
-        number = len(self.answer.rounds) + 1
-        self.on_event(RoundStarted(number, tuple(queries), len(self.corpus.shards)))
-        reader = FindingReader(self.corpus, queries, number, self.on_event)
-        done = await self.corpus.scatter(queries, self._scatter_options(), reader.row_finished)
-        found = reader.gather(done.replies)
+    async def _run_round(self, queries: list[str]) -> None:
+        opened = self._scatter(queries)
+        done = await opened.gather()
+        self.round = None
+        number, found = opened.number, done.found
         for query in queries:
             self.asked[normalised(query)] = found.for_query(query)
         usage = self.answer.usage
@@ -161,18 +227,11 @@ class _Inquiry:
         usage.worker_decode_tokens += done.decode_tokens
         self.answer.seconds.rounds += done.seconds
         self.answer.evidence.extend(found.evidence)
-        relevance = self._relevance(len(queries), done)
-        record = RoundRecord(tuple(queries), len(found.evidence), found.num_abstentions, done.seconds, relevance)
+        record = RoundRecord(tuple(queries), len(found.evidence), found.num_abstentions, done.seconds, done.relevance)
         self.answer.rounds.append(record)
         if found.num_malformed:
             self.answer.notes.append(f"round {number}: {found.num_malformed} malformed worker replies were dropped")
         self.on_event(RoundFinished(number, record.findings, record.abstentions, record.seconds))
-
-    def _relevance(self, num_queries: int, done: Round) -> tuple[tuple[float | None, ...], ...]:
-        values: list[list[float | None]] = [[None] * len(self.corpus.shards) for _ in range(num_queries)]
-        for reply in done.replies:
-            values[reply.query][reply.shard] = reply.relevance
-        return tuple(map(tuple, values))
 
     def _scatter_options(self) -> ScatterOptions:
         options = self.options
@@ -192,7 +251,7 @@ class _Inquiry:
             text = observation(
                 query,
                 self.asked[normalised(query)],
-                num_shards=len(self.corpus.shards),
+                num_shards=self.answer.usage.shards,
                 max_tokens=split_budget(room_tokens, len(queries)),
                 count_tokens=self.conversation.count_tokens,
             )
@@ -215,3 +274,14 @@ class _Inquiry:
             self.answer.notes.append("ungrounded: no shard had a finding, the answer is the driver's own")
         elif not any(item.verified for item in self.answer.evidence):
             self.answer.notes.append("no finding's quote was found word for word in its shard")
+
+
+def _ready(corpus: Corpus) -> asyncio.Future[Corpus]:
+    future: asyncio.Future[Corpus] = asyncio.get_running_loop().create_future()
+    future.set_result(corpus)
+    return future
+
+
+def _count_shards(corpus: Corpus, answer: Answer) -> None:
+    answer.usage.shards = len(corpus.shards)
+    answer.usage.document_tokens = corpus.document_tokens

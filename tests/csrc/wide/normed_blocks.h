@@ -80,6 +80,41 @@ inline float gated(float gate, float up) {
   return gate * emulated::reciprocal(1.0f + emulated::scale(p, x)) * up;
 }
 
+// hadamard.h, one half after the other: what comes of the sums, then of the differences.
+inline Floats hadamard_sums(const Floats& x) {
+  const std::size_t half = x.size() / 2;
+  if (half == 0) return x;
+  Floats sums, differences;
+  for (std::size_t i = 0; i < half; ++i) {
+    sums.push_back(x[i] + x[half + i]);
+    differences.push_back(x[i] - x[half + i]);
+  }
+  Floats out = hadamard_sums(sums);
+  const Floats rest = hadamard_sums(differences);
+  out.insert(out.end(), rest.begin(), rest.end());
+  return out;
+}
+
+// Blocks of bfloat16 values, rotated and rounded again.
+inline Floats rotated(const Floats& h, std::ptrdiff_t block) {
+  if (block == 1) return h;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(block));
+  Floats out;
+  for (auto first = h.begin(); first != h.end(); first += block) {
+    for (const float sum : hadamard_sums(Floats(first, first + block))) {
+      out.push_back(naive::to_bfloat16_and_back(sum * scale));
+    }
+  }
+  return out;
+}
+
+// The largest power of two up to 256 that divides an MLP's size.
+inline std::ptrdiff_t largest_block(std::ptrdiff_t size) {
+  std::ptrdiff_t block = 1;
+  while (block < 256 && size % (2 * block) == 0) block *= 2;
+  return block;
+}
+
 // A weight as bfloat16: packed, and its values.
 class Bf16Weight {
  public:
@@ -137,13 +172,13 @@ class QuantizedWeight {
   std::int32_t levels_ = 0;
 };
 
-inline void run_mlp(const Bf16Weight& gate_up, const Bf16Weight& down, const RowNorm& norm, const float* x,
-                    std::ptrdiff_t rows, float* y) {
+inline void run_mlp(const Bf16Weight& gate_up, const Bf16Weight& down, const RowNorm& norm, std::ptrdiff_t,
+                    const float* x, std::ptrdiff_t rows, float* y) {
   amx_bf16_mlp(gate_up.weight(), down.weight(), norm, x, rows, y);
 }
-inline void run_mlp(const QuantizedWeight& gate_up, const QuantizedWeight& down, const RowNorm& norm, const float* x,
-                    std::ptrdiff_t rows, float* y) {
-  amx_int8_mlp(gate_up.weight(), down.weight(), norm, x, rows, y);
+inline void run_mlp(const QuantizedWeight& gate_up, const QuantizedWeight& down, const RowNorm& norm,
+                    std::ptrdiff_t block, const float* x, std::ptrdiff_t rows, float* y) {
+  amx_int8_mlp(gate_up.weight(), down.weight(), norm, block, x, rows, y);
 }
 inline void run_linear(const Bf16Weight& weight, const float* bias, const RowNorm& norm, const float* x,
                        std::ptrdiff_t rows, float* y) {
@@ -154,18 +189,19 @@ inline void run_linear(const QuantizedWeight& weight, const float* bias, const R
   amx_int8_normed(weight.weight(), bias, norm, x, rows, y);
 }
 
-template <typename Weight>
+template <typename Weight, bool kRotated = false>
 class Mlp {
  public:
   static constexpr bool kIsMlp = true;
 
   explicit Mlp(const Operands& o)
       : o_(o),
+        block_(kRotated ? largest_block(o.sizes.size) : 1),
         gate_up_(o.gate_up(), 2 * o.sizes.padded(), o.sizes.num_k),
         down_(o.down, o.sizes.columns, o.sizes.size) {}
 
   void run(const float* x, std::ptrdiff_t rows, float* y) const {
-    run_mlp(gate_up_, down_, o_.row_norm(), x, rows, y);
+    run_mlp(gate_up_, down_, o_.row_norm(), block_, x, rows, y);
   }
 
   Floats promised_row(const float* x) const {
@@ -175,13 +211,14 @@ class Mlp {
       const std::ptrdiff_t gate = s / kGatedColumns * 2 * kGatedColumns + s % kGatedColumns;
       h.push_back(naive::to_bfloat16_and_back(gated(sums[gate], sums[gate + kGatedColumns])));
     }
-    Floats y = down_.product(h);
+    Floats y = down_.product(rotated(h, block_));
     for (std::ptrdiff_t n = 0; n < o_.sizes.columns; ++n) y[n] += x[n];
     return y;
   }
 
  private:
   const Operands& o_;
+  std::ptrdiff_t block_;
   Weight gate_up_, down_;
 };
 

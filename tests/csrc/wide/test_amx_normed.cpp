@@ -191,6 +191,16 @@ void check_gated() {
   }
 }
 
+// Blocks of every size; and, as a negative control, a rotation that is there moves some bit.
+void check_rotation() {
+  for (std::ptrdiff_t size : {2, 4, 24, 48, 96, 192, 256, 320, 384, 768}) {
+    check_shape<Mlp<QuantizedWeight, true>>("rotated int8 mlp", mlp_sizes(19, 20, size));
+    const Operands o(mlp_sizes(3, 20, size));
+    report.expect(run(Mlp<QuantizedWeight, true>(o), o, 0, 3) != run(Mlp<QuantizedWeight>(o), o, 0, 3),
+                  "the rotation is seen");
+  }
+}
+
 template <typename Block>
 void check_block(const char* name) {
   check_shapes<Block>(name);
@@ -224,6 +234,8 @@ int main() {
   check_gated();
   check_mlp<Mlp<Bf16Weight>>("bf16 mlp");
   check_mlp<Mlp<QuantizedWeight>>("int8 mlp");
+  check_mlp<Mlp<QuantizedWeight, true>>("rotated int8 mlp");
+  check_rotation();
   check_linear<Bf16Weight>("bf16 normed");
   check_linear<QuantizedWeight>("int8 normed");
   return report.finish("amx_normed");
