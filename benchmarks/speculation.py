@@ -60,7 +60,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "drafted, right",
         "decode s without → with",
         "saved",
-        "worst run s with/without",
+        "worst question s with/without",
         "equal",
     )
     names = ("configuration", "quantization")
@@ -81,8 +81,9 @@ def _line(configuration: str, quantization: str, rows: list[dict[str, Any]]) -> 
         for side, total in totals.items():
             for name in total:
                 total[name] += statistics.median(run[name] for run in kept[side])
-        seconds = {side: [run["decode_seconds"] for run in kept[side]] for side in totals}
-        worst = max(worst, statistics.median(seconds[True]) / max(1e-9, statistics.median(seconds[False])))
+        seconds = {side: statistics.median(run["decode_seconds"] for run in kept[side]) for side in totals}
+        if seconds[False]:
+            worst = max(worst, seconds[True] / seconds[False])
     without, drafted = totals[False], totals[True]
     return [
         configuration,
@@ -92,7 +93,7 @@ def _line(configuration: str, quantization: str, rows: list[dict[str, Any]]) -> 
         f"{without['decode_steps']:.0f} → {drafted['decode_steps']:.0f}",
         f"{drafted['drafted_tokens']:.0f}, {drafted['accepted_tokens'] / max(1, drafted['drafted_tokens']):.0%}",
         f"{without['decode_seconds']:.2f} → {drafted['decode_seconds']:.2f}",
-        f"{1 - drafted['decode_seconds'] / max(1e-9, without['decode_seconds']):.0%}",
+        f"{1 - drafted['decode_seconds'] / without['decode_seconds']:.0%}" if without["decode_seconds"] else "–",
         f"{worst:.2f}",
         "yes" if equal else "no",
     ]
@@ -112,12 +113,13 @@ async def _run(arguments: argparse.Namespace) -> None:
             )
             for name in arguments.configurations.split(","):
                 about = {"configuration": name, "quantization": arguments.quantization, "question": question.id}
-                for number in range(arguments.runs + 1):
-                    for speculation in (False, True)[:: 1 if number % 2 else -1]:
-                        measured = await _measure(engine, corpus, question.question, name, speculation)
-                        line = json.dumps({**about, "run": number, "speculation": speculation, **measured})
-                        with arguments.out.open("a") as out:
-                            out.write(line + "\n")
+                runs = [
+                    {**about, "run": number, **await _measure(engine, corpus, question.question, name, speculation)}
+                    for number in range(arguments.runs + 1)
+                    for speculation in (False, True)[:: 1 if number % 2 else -1]
+                ]
+                with arguments.out.open("a") as out:
+                    out.writelines(json.dumps(run) + "\n" for run in runs)
             print(f"{question.id}: {len(corpus.shards)} shards", file=sys.stderr, flush=True)
             await corpus.release()
 
@@ -132,6 +134,7 @@ async def _measure(engine: Engine, corpus: Corpus, question: str, name: str, spe
     done = await corpus.scatter([question], ScatterOptions(options.worker_sampling(), **given))
     after = lane.counters.as_dict()
     return {
+        "speculation": speculation,
         **{counter: after[counter] - before[counter] for counter in _COUNTED},
         "tokens": done.decode_tokens,
         "replies": [reply.text for reply in done.replies],

@@ -23,7 +23,7 @@ from antiphon.kernels import native
 from antiphon.kernels.ops import KernelContext, KernelSet
 from antiphon.kernels.registry import choose_kernels
 from antiphon.loaded_model import LoadedModel
-from antiphon.memory_plan import new_ledger, plan_memory
+from antiphon.memory_plan import MemoryPlan, new_ledger, plan_memory
 from antiphon.precision import Precision, choose_precision
 from antiphon.scheduler.client import LaneClient
 from antiphon.scheduler.core import Core
@@ -109,15 +109,7 @@ def assemble(
     if roles == 2:
         driver_source = resolve_model(options.driver, revision=options.driver_revision)
     shared = driver_source.fingerprint == worker_source.fingerprint
-    ledger = new_ledger(options.memory_bytes)
-    plan = plan_memory(
-        ledger,
-        worker_source.config,
-        None if shared else driver_source.config,
-        options.precision,
-        options.step_tokens,
-        options.host_memory_bytes,
-    )
+    ledger, plan = divide_memory(options, worker_source, driver_source)
     tiers = build_tiers(options.host_memory_bytes, options.disk_memory_bytes)
     parts = {"worker": _load("worker", worker_source, plan.worker_pages, options, on_loaded, wrap_kernels, tiers)}
     if not shared:
@@ -126,6 +118,16 @@ def assemble(
     models = {role: part.model(core) for role, part in parts.items()}
     core.start()
     return Assembly(core, models["worker"], models.get("driver", models["worker"]), ledger)
+
+
+def divide_memory(options: EngineOptions, worker: ModelSource, driver: ModelSource) -> tuple[Ledger, MemoryPlan]:
+    """Books the whole budget before anything is allocated; raises `CapacityError` where it cannot fit."""
+    ledger = new_ledger(options.memory_bytes)
+    driver_config = None if driver.fingerprint == worker.fingerprint else driver.config
+    plan = plan_memory(
+        ledger, worker.config, driver_config, options.precision, options.step_tokens, options.host_memory_bytes
+    )
+    return ledger, plan
 
 
 def set_threads(threads: int | None) -> None:

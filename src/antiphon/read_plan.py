@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from antiphon.assembly import EngineOptions, set_threads
+from antiphon.assembly import EngineOptions, divide_memory, set_threads
 from antiphon.bench_round import BenchRoundOptions, round_floor
 from antiphon.document import Document
 from antiphon.engine.chat import ChatFormat
 from antiphon.engine.model_source import ModelSource, resolve_model
 from antiphon.engine.pages import PAGE_TOKENS, KVCache, num_pages_for
 from antiphon.machine import MachineRates, measure_rates
-from antiphon.memory_plan import new_ledger, plan_memory
 from antiphon.methods.options import ParSerOptions
 from antiphon.methods.prompts import ParSerPrompts
 from antiphon.scheduler.residency import spare_pages
@@ -68,16 +67,7 @@ def plan_read(document: Document, engine: EngineOptions, parser: ParSerOptions) 
     set_threads(engine.threads)
     worker = resolve_model(engine.worker, revision=engine.worker_revision)
     driver = resolve_model(engine.driver, revision=engine.driver_revision)
-    ledger = new_ledger(engine.memory_bytes)
-    shared = driver.fingerprint == worker.fingerprint
-    memory = plan_memory(
-        ledger,
-        worker.config,
-        None if shared else driver.config,
-        engine.precision,
-        engine.step_tokens,
-        engine.host_memory_bytes,
-    )
+    ledger, memory = divide_memory(engine, worker, driver)
     instruction_tokens, shard_tokens = _count_tokens(document, worker, parser)
     page_bytes = KVCache.page_bytes(worker.config, engine.precision.kv)
     shard_bytes = [_own_pages(instruction_tokens, tokens) * page_bytes for tokens in shard_tokens]

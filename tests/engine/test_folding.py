@@ -110,8 +110,8 @@ def with_outliers(model: Any) -> Any:
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_rotations_lower_what_int8_costs_a_model_with_outliers(family: str) -> None:
-    if native.isa() not in ("amx", "avx512"):
-        pytest.skip("activations have more than 8 bits here, which outliers cost little")
+    """Where activations have more than 8 bits outliers cost little, and a rotation need only do no harm."""
     model = with_outliers(tiny.random_hf_model(family))
     plain = moved(model, rotated=False, weight_dtype=torch.int8)
-    assert moved(model, rotated=True, weight_dtype=torch.int8) < 0.7 * plain
+    share = 0.7 if native.isa() in ("amx", "avx512_bf16", "avx512") else 1.5
+    assert moved(model, rotated=True, weight_dtype=torch.int8) < share * plain

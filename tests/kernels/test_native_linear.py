@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import subprocess
@@ -260,12 +261,12 @@ def may_have_huge_pages(tensor: Tensor) -> bool:
     return False
 
 
-def test_a_large_result_is_asked_for_in_huge_pages_and_no_other_memory_is() -> None:
+def test_a_large_result_is_asked_for_in_huge_pages_and_fresh_memory_is_not() -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         return  # a system without them has nothing to ask for
     layer = native.pack_linear(torch.ones(2048, 8))
     assert may_have_huge_pages(layer(torch.ones(8192, 8)))  # 64 MiB: more than malloc ever keeps
-    assert not may_have_huge_pages(torch.empty(8192, 2048))
+    assert not may_have_huge_pages(torch.frombuffer(mmap.mmap(-1, 64 << 20), dtype=torch.uint8))
 
 
 def run_python(code: str) -> str:

@@ -137,9 +137,9 @@ def test_a_rotated_weight_is_made_some_rows_at_a_time(dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.int8])
 def test_a_rotation_lowers_the_int8_error_where_channels_stand_out(weight_dtype: torch.dtype) -> None:
-    """Three channels of x are 60 times the others, as in real models. float32 has nothing to gain."""
-    if weight_dtype == torch.int8 and native.isa() not in ("amx", "avx512"):
-        pytest.skip("activations have more than 8 bits here, which outliers cost little")
+    """Three channels of x are 60 times the others, as in real models. float32 has nothing to gain, and activations of
+    more than 8 bits little: there a rotation need only do no harm."""
+    share = 0.5 if native.isa() in ("amx", "avx512_bf16", "avx512") else 1.5
     context = KernelContext("cpu", torch.float32, weight_dtype, torch.float32, 64)
     kernels, rotation = choose_kernels(context), whole_rotation(896)
     x, weight = normal(50, 896), normal(300, 896, seed=1) * 0.05
@@ -155,4 +155,4 @@ def test_a_rotation_lowers_the_int8_error_where_channels_stand_out(weight_dtype:
     if weight_dtype == torch.float32:
         assert plain_error < 1e-5 and error_after < 1e-5
     else:
-        assert error_after < 0.5 * plain_error
+        assert error_after < share * plain_error
