@@ -264,25 +264,23 @@ class Residency:
 
     def _put_now(self, tier: Tier | None, state: PrefixState) -> None:
         """On the putting thread: into `tier`, or (None) into the first one below the pool that takes it."""
-        started = self._clock()
+        started, num_bytes = self._clock(), 0
         try:
             if tier is not None:
                 tier.put(state)
             else:
                 _put_below(self._tiers.below, state)
-        except TierError:
-            self._moved("put", started, 0)
-            self.post(partial(self._left, state.key, 1))
-            raise
-        self._moved("put", started, state.num_bytes)
-        self.post(partial(self._left, state.key, 0))
+            num_bytes = state.num_bytes
+        finally:
+            self._moved("put", started, num_bytes)
+            self.post(partial(self._left, state.key, num_bytes > 0))
 
     def _moved(self, kind: str, started: float, num_bytes: int) -> None:
         if self.on_move is not None:
             self.on_move(kind, started, num_bytes)
 
-    def _left(self, key: bytes, num_failures: int) -> None:
-        self._counters.tier_failures += num_failures
+    def _left(self, key: bytes, kept: bool) -> None:
+        self._counters.tier_failures += not kept
         self._moves.leaving.pop(key, None)
         self._moves.puts = {put for put in self._moves.puts if not put.done()}
 
