@@ -93,15 +93,15 @@ class PrefixStore:
         pages, as far as needed to leave `spare` more free, but none of those that `spared(key)` names. Raises
         `CapacityError` and evicts nothing where there would not be `num_pages`."""
         missing = num_pages - self.pool.num_free
-        if missing > 0:
-            evictable = self._num_evictable(spared)
+        if missing + spare > 0:
+            movable = self._movable(spared)
+            evictable = self._num_evictable(movable) if missing > 0 else 0
             if missing > evictable:
                 raise CapacityError(
                     f"kv pages: {num_pages} asked for, {self.pool.num_free} of {self.pool.num_pages} are free and "
                     f"{evictable} can be evicted"
                 )
-        if missing + spare > 0:
-            self._evict(missing + spare, spared)
+            self._evict(missing + spare, movable)
         return self.pool.allocate(num_pages)
 
     def release(self, pages: Sequence[int]) -> None:
@@ -242,7 +242,7 @@ class PrefixStore:
 
     def clear_cached(self) -> None:
         """Evicts all that nobody uses."""
-        self._evict(self.pool.num_pages, spared=lambda key: True)
+        self._evict(self.pool.num_pages, [])
 
     def holders(self) -> list[Sequence[int]]:
         """The store's own references, for `check_integrity`."""
@@ -295,16 +295,16 @@ class PrefixStore:
             and not spared(key)
         ]
 
-    def _num_evictable(self, spared: Callable[[bytes], bool]) -> int:
-        """Pages that only what may be evicted holds."""
+    def _num_evictable(self, movable: Sequence[_Declared]) -> int:
+        """Pages that only what may be evicted holds, these movable prefixes among it."""
         references = Counter(entry.page for entry in self._cached.values())
-        for declared in (*self._unused(), *self._movable(spared)):
+        for declared in (*self._unused(), *movable):
             references.update(declared.pages)
         return sum(1 for page, count in references.items() if self.pool.num_owners(page) == count)
 
-    def _evict(self, num_pages: int, spared: Callable[[bytes], bool]) -> None:
+    def _evict(self, num_pages: int, movable: Sequence[_Declared]) -> None:
         """Frees that many pages, as far as it can: unused prefixes first, then cached pages, but none that a live row
-        holds as well, then movable prefixes in the policy's order."""
+        holds as well, then these movable prefixes in the policy's order."""
         target = min(self.pool.num_pages, self.pool.num_free + num_pages)
         for entry in self._unused():
             if self.pool.num_free >= target:
@@ -316,7 +316,7 @@ class PrefixStore:
             self.release([self._cached.pop(key).page])
         if self.pool.num_free >= target:
             return
-        for key in self.policy.order(entry.prefix.key for entry in self._movable(spared)):
+        for key in self.policy.order(entry.prefix.key for entry in movable):
             if self.pool.num_free >= target:
                 return
             self._take(self._declared[key])
