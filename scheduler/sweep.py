@@ -169,17 +169,21 @@ class Sweeps(Generic[W]):
         for key in dict.fromkeys(keys):
             self._corpora_of.setdefault(key, []).append(corpus)
 
-    def close(self, corpus: Hashable) -> None:
-        """Forgets a corpus and what waits for it."""
+    def __contains__(self, corpus: Hashable) -> bool:
+        return corpus in self._sweeps
+
+    def close(self, corpus: Hashable) -> list[W]:
+        """Forgets a corpus; what still waited for it, in the order in which it would have left."""
         sweep = self._sweeps.pop(corpus, None)
         if sweep is None:
-            return
+            return []
         self._turns.pop(corpus, None)
         self._last_turns.pop(corpus, None)
         for key in sweep.shard_keys:
             self._corpora_of[key].remove(corpus)
             if not self._corpora_of[key]:
                 del self._corpora_of[key]
+        return list(sweep)
 
     def __len__(self) -> int:
         return sum(len(self._sweeps[corpus]) for corpus in self._turns)

@@ -18,7 +18,6 @@ class Waiting:
     def __init__(self) -> None:
         self._queues: dict[RowKind, deque[Row]] = {kind: deque() for kind in RowKind}
         self._sweeps: Sweeps[Row] = Sweeps()
-        self._open: set[Hashable] = set()
 
     def __iter__(self) -> Iterator[Row]:
         """All rows, the most urgent kind first, each kind in the order in which it leaves."""
@@ -30,20 +29,15 @@ class Waiting:
 
     def open(self, corpus: Hashable, prefixes: Sequence[Prefix], *, alternates: bool) -> None:
         """From now on rows of this corpus leave in sweeps over its prefixes."""
-        self._open.add(corpus)
         self._sweeps.open(corpus, [prefix.key for prefix in prefixes], alternates=alternates)
 
     def close(self, corpus: Hashable) -> None:
         """Ends a corpus's sweeps; rows that still wait for it leave in the order of arrival."""
-        if corpus in self._open:
-            self._open.remove(corpus)
-            left = [row for row in self._sweeps if row.corpus == corpus]
-            self._sweeps.close(corpus)
-            self._queues[RowKind.SUFFIX].extend(left)
+        self._queues[RowKind.SUFFIX].extend(self._sweeps.close(corpus))
 
     def add(self, row: Row, *, first: bool = False) -> None:
         """A row that lacks pages; `first` puts it before the others of its kind."""
-        if row.corpus in self._open and row.prefix is not None:
+        if row.corpus in self._sweeps and row.prefix is not None:
             self._sweeps.add(row.corpus, row.prefix.key, row)
         elif first:
             self._queues[row.kind].appendleft(row)
