@@ -20,9 +20,8 @@ from typing import Any
 
 from antiphon.api import Engine
 from antiphon.assembly import EngineOptions
-from antiphon.bench_round import BenchRoundOptions, take_tokens
+from antiphon.bench_round import sample_document
 from antiphon.corpus import Corpus
-from antiphon.document import Document
 from antiphon.engine.cache_folder import models_folder
 from antiphon.engine.sampling_params import SamplingParams
 from antiphon.evaluation.summary import markdown_table
@@ -56,7 +55,7 @@ async def _read_and_ask(
     options: EngineOptions, arguments: argparse.Namespace
 ) -> tuple[tuple[float, ...], list[tuple[str, float | None]]]:
     async with Engine(options, worker_only=True) as engine:
-        document = _document(engine, arguments.tokens)
+        document = sample_document(engine.worker.tokenizer, arguments.tokens // 512, 512)
         started = time.perf_counter()
         corpus = await read_and_save(document, "bench", engine, ParSerOptions(shard_tokens=arguments.shard_tokens))
         registered = time.perf_counter()
@@ -72,12 +71,6 @@ async def _scatter(corpus: Corpus, arguments: argparse.Namespace) -> tuple[float
     how = ScatterOptions(SamplingParams(max_new_tokens=arguments.new_tokens), gate="likelihood", readers=3)
     done = await corpus.scatter([QUERY], how, lambda reply: firsts.append(time.perf_counter()))
     return min(firsts), done
-
-
-def _document(engine: Engine, num_tokens: int) -> Document:
-    work = BenchRoundOptions(num_shards=num_tokens // 512, shard_tokens=512, num_rounds=1)
-    tokens = [token for prefix in take_tokens(engine.worker.tokenizer, work).prefixes for token in prefix]
-    return Document.from_text(engine.worker.tokenizer.decode(tokens))
 
 
 def _arguments() -> argparse.Namespace:

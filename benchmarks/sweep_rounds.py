@@ -18,9 +18,8 @@ from typing import Any
 
 from antiphon.api import Engine
 from antiphon.assembly import EngineOptions
-from antiphon.bench_round import BenchRoundOptions, take_tokens
+from antiphon.bench_round import sample_document
 from antiphon.corpus import Corpus
-from antiphon.document import Document
 from antiphon.engine.model_source import resolve_model
 from antiphon.engine.pages import KVCache, num_pages_for
 from antiphon.engine.sampling_params import SamplingParams
@@ -84,7 +83,7 @@ async def _run(arguments: argparse.Namespace, name: str) -> tuple[list[Any], lis
     options = _options(arguments, name)
     async with Engine(options, worker_only=True) as engine:
         corpus = await engine.register(
-            _document(engine, arguments),
+            sample_document(engine.worker.tokenizer, arguments.shards, arguments.shard_tokens),
             shard_tokens=arguments.shard_tokens,
             worker_instructions=ParSerPrompts().worker_instructions,
         )
@@ -113,13 +112,6 @@ def _options(arguments: argparse.Namespace, name: str) -> EngineOptions:
     pages = int(share * arguments.shards * num_pages_for(arguments.shard_tokens + 64)) + num_pages_for(128)
     pages += max(pages // 7, 16) if share < 1 else 8 * arguments.shards  # the eighth that the pool keeps for rows
     return EngineOptions(**given, memory_bytes=fixed + pages * KVCache.page_bytes(config, plain.precision.kv))
-
-
-def _document(engine: Engine, arguments: argparse.Namespace) -> Document:
-    """Python's own source, as many tokens of it as asked."""
-    work = BenchRoundOptions(num_shards=arguments.shards, shard_tokens=arguments.shard_tokens, num_rounds=1)
-    tokens = [token for prefix in take_tokens(engine.worker.tokenizer, work).prefixes for token in prefix]
-    return Document.from_text(engine.worker.tokenizer.decode(tokens))
 
 
 def _scatter_options(arguments: argparse.Namespace) -> ScatterOptions:

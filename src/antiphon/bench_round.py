@@ -16,6 +16,7 @@ import torch
 
 from antiphon.api import Engine
 from antiphon.assembly import EngineOptions
+from antiphon.document import Document
 from antiphon.engine.config import ModelConfig
 from antiphon.engine.errors import InputError
 from antiphon.engine.models.decoder import matrix_bytes
@@ -181,6 +182,13 @@ def take_tokens(tokenizer: Tokenizer, options: BenchRoundOptions) -> BenchTokens
     step = options.suffix_tokens
     suffixes = tuple(tokens[start : start + step] for start in range(shards, needed, step))
     return BenchTokens(prefixes, suffixes)
+
+
+def sample_document(tokenizer: Tokenizer, num_shards: int, shard_tokens: int) -> Document:
+    """Python's own source, about as many tokens of it as these shards have."""
+    work = BenchRoundOptions(num_shards=num_shards, shard_tokens=shard_tokens, num_rounds=1)
+    tokens = [token for prefix in take_tokens(tokenizer, work).prefixes for token in prefix]
+    return Document.from_text(tokenizer.decode(tokens))
 
 
 def round_floor(
