@@ -38,9 +38,7 @@ class Layer {
   // Rows [first, first + count) of x.
   Floats run(std::ptrdiff_t first, std::ptrdiff_t count, bool with_bias = true, bool with_residual = true) const {
     const Shape& s = operands_.shape;
-    const Floats x(operands_.x.begin() + first * s.num_k, operands_.x.begin() + (first + count) * s.num_k);
-    const Floats residual(operands_.residual.begin() + first * s.columns,
-                          operands_.residual.begin() + (first + count) * s.columns);
+    const Floats x = operands_.x_rows(first, count), residual = operands_.residual_rows(first, count);
     Floats y = checks::poison(count * s.columns);
     form_.linear({packed_.data(), s.columns, s.num_k}, with_bias ? operands_.bias.data() : nullptr,
                  with_residual ? residual.data() : nullptr, x.data(), count, y.data());

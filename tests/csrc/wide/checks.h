@@ -41,6 +41,15 @@ struct Operands {
         weight(random_floats(of.columns * of.num_k, seed + 1)),
         bias(random_floats(of.columns, seed + 2)),
         residual(random_floats(of.rows * of.columns, seed + 3)) {}
+
+  // Rows [first, first + count), in memory of their own.
+  Floats x_rows(std::ptrdiff_t first, std::ptrdiff_t count) const {
+    return Floats(x.begin() + first * shape.num_k, x.begin() + (first + count) * shape.num_k);
+  }
+
+  Floats residual_rows(std::ptrdiff_t first, std::ptrdiff_t count) const {
+    return Floats(residual.begin() + first * shape.columns, residual.begin() + (first + count) * shape.columns);
+  }
 };
 
 class Report {
