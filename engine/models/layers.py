@@ -15,7 +15,7 @@ from antiphon.engine.pages import KVCache
 from antiphon.kernels.attention_plan import AttentionPlan
 from antiphon.kernels.ops import KernelSet, Norm, PackedBlock, PackedLinear, Planes
 
-_OUT_PLANES = Planes(activations=True)  # one scale for all heads costs o's input most, and its product is the smallest
+_OUT_PLANES = Planes(activations=True)  # where one product more costs least (decision 7)
 
 
 @dataclass(frozen=True)
